@@ -27,6 +27,7 @@ static const struct {
     [ERROR_CANCELED] = {"canceled", 499, "canceled", 125, ECANCELED},
     [ERROR_UNSUPPORTED] = {"unsupported", 501, "unimplemented", 125, ENOSYS},
     [ERROR_INTERNAL] = {"internal", 500, "internal", 125, EIO},
+    [ERROR_EXISTS] = {"exists", 409, "already_exists", 125, EEXIST},
 };
 
 static enum error_code code_from_errno(int errnum)

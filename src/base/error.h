@@ -26,6 +26,7 @@ enum error_code {
 	ERROR_CANCELED,
 	ERROR_UNSUPPORTED, /* this host or version cannot do it */
 	ERROR_INTERNAL,
+	ERROR_EXISTS, /* what should be created is there already */
 	ERROR_CODE_COUNT
 };
 

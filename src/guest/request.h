@@ -111,6 +111,9 @@ extern const struct request_route space_routes[];
 
 /* What /init and resume-as set; copies under a lock. Strings are NULL when unset. */
 char *agent_default_workdir(void); /* free() it */
+char *agent_access_token(void);    /* wipe with explicit_bzero() and free() it */
+/* Whole authorisation of a /files call: no token set, the right token in X-Access-Token, or a valid v1 signature over
+ * path, operation ("read", "write"), user (all as sent in the query) and expiry. 0 or ERROR_UNAUTHENTICATED. */
 int agent_check_signature(const struct request *r, const char *path, const char *operation, const char *user,
                           struct error *e);
 
