@@ -11,8 +11,11 @@
 #define MUST_CHECK __attribute__((warn_unused_result))
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+/* <sys/param.h>, which libuv includes, has the same two. */
+#ifndef MIN
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
+#endif
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * 1024)
