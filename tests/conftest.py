@@ -1,0 +1,49 @@
+"""What all pytest suites share: a time limit for every case, and the programs under test."""
+import os
+import pathlib
+import signal
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "lib"))
+import daemon as daemon_module  # noqa: E402  (needs the path above)
+
+CASE_LIMIT_S = 120
+
+
+class OutOfTime(BaseException):
+    """Not an Exception: a retry loop of a case must not swallow it."""
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit(seconds): a case may take this long")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    marker = item.get_closest_marker("limit")
+    seconds = marker.args[0] if marker else CASE_LIMIT_S
+    if os.environ.get("SPACE_TEST_SANITIZED"):
+        seconds *= 2
+
+    def expired(*_):
+        raise OutOfTime(f"not done after {seconds} s")
+
+    former = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(seconds)
+    outcome = yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, former)
+    if outcome.excinfo and outcome.excinfo[0] is OutOfTime:
+        try:
+            raise AssertionError(str(outcome.excinfo[1])).with_traceback(outcome.excinfo[2])
+        except AssertionError as error:
+            outcome.force_exception(error) if hasattr(outcome, "force_exception") else outcome.__init__(
+                None, (type(error), error, error.__traceback__))
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """Folder of the programs under test (SPACE_TEST_BIN, or build-gcc/bin)."""
+    return daemon_module.BIN
