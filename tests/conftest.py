@@ -32,15 +32,9 @@ def pytest_runtest_call(item):
 
     former = signal.signal(signal.SIGALRM, expired)
     signal.alarm(seconds)
-    outcome = yield
+    yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, former)
-    if outcome.excinfo and outcome.excinfo[0] is OutOfTime:
-        try:
-            raise AssertionError(str(outcome.excinfo[1])).with_traceback(outcome.excinfo[2])
-        except AssertionError as error:
-            outcome.force_exception(error) if hasattr(outcome, "force_exception") else outcome.__init__(
-                None, (type(error), error, error.__traceback__))
 
 
 @pytest.fixture(scope="session")

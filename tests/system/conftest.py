@@ -1,4 +1,5 @@
 """One daemon with one default template for all cases of this folder; each case starts and ends with a clean host."""
+import os
 import time
 
 import pytest
@@ -16,7 +17,6 @@ def pytest_sessionstart(session):
 
 def pytest_sessionfinish(session, exitstatus):
     # Also after ctrl-C and errors in fixtures.
-    import os
     if not os.environ.get("SPACE_TEST_KEEP"):
         hostside.remove_leftovers()
 

@@ -1,0 +1,82 @@
+#!/bin/sh
+# The tour of the main job, through the command line client: each step shows its command, its answer and its time.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+# shellcheck source=scripts/common.sh
+. "$here/scripts/common.sh"
+programs=${SPACE_PROGRAMS:-$build/bin}
+[ -x "$programs/space" ] || die "$programs/space is missing; run make up"
+
+total_start=$(now_ms)
+session=
+branch=
+tidy() {
+	for id in $session $branch; do space rm "$id" >/dev/null 2>&1 || true; done
+}
+trap tidy EXIT
+trap 'exit 130' INT TERM
+
+# show WHAT WORD…: runs space WORD…, prints command, answer and time; the answer stays in $answer.
+show() {
+	what=$1
+	shift
+	shown=
+	for word in "$@"; do
+		case $word in
+		*[!A-Za-z0-9_./:=@%+-]* | '') shown="$shown '$word'" ;;
+		*) shown="$shown $word" ;;
+		esac
+	done
+	start=$(now_ms)
+	status=0
+	answer=$(space "$@" 2>&1) || status=$?
+	took=$(seconds $(($(now_ms) - start)))
+	printf '  %s%-44s%s %s%9s%s\n' "$bold" "$what" "$plain" "$green" "$took" "$plain"
+	printf '      %s$ space%s%s\n' "$dim" "$shown" "$plain"
+	[ -z "$answer" ] || printf '%s\n' "$answer" | sed 's/^/      /'
+	[ "$status" = 0 ] || die "  that failed with status $status"
+}
+
+counter='
+import time
+n = 0
+while True:
+    n += 1
+    open("/home/user/count", "w").write(str(n))
+    time.sleep(0.05)
+'
+
+echo "${bold}A tour of the main job${plain}"
+show "create a session" create --label purpose=tour
+session=$answer
+show "run code in it" exec "$session" -- python3 -c 'print(6 * 7)'
+show "leave a program running" exec "$session" -- sh -c "echo one > note; nohup python3 -c '$counter' >/dev/null 2>&1 & sleep 0.5"
+show "pause it" pause "$session"
+show "resume it" resume "$session"
+show "take a snapshot" snapshot "$session" --name first
+show "change something" exec "$session" -- sh -c 'echo two >> note; echo "counter at $(cat count)"'
+show "suspend: the sandbox is gone, the work is not" suspend "$session"
+show "wake: the program goes on counting" wake "$session"
+show "" exec "$session" -- sh -c 'sleep 0.3; echo "counter at $(cat count)"; pgrep -c -f "n = 0"'
+show "branch: a second session from this instant" branch "$session"
+branch=$answer
+show "which goes its own way" exec "$branch" -- sh -c 'echo three >> note; tr "\n" " " < note'
+show "its timeline" history "$session"
+snapshot=$(space history "$session" --json | tr -d '\n' | sed 's/}/}\n/g' | grep '"name": *"first"' |
+	sed -n 's/.*"id": *"\([a-z0-9]*\)".*/\1/p' | head -n 1)
+show "rewind to the first snapshot" rewind "$session" "$snapshot"
+show "the note is as it was" exec "$session" -- cat note
+show "remove both" rm "$session" "$branch"
+session=
+branch=
+echo
+echo "${bold}Done in $(seconds $(($(now_ms) - total_start))).${plain} spaced goes on running; type next:"
+command=$programs/space
+! command -v space >/dev/null 2>&1 || command=space
+cat <<END
+  $command run -- python3 -c 'print("hello")'     a session for one command
+  $command create                                  prints the id of a new session
+  $command shell ID                                a terminal in it
+  $command help                                    everything else
+  make down                                        stop spaced, keep the sessions
+END
