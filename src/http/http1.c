@@ -14,10 +14,6 @@
 #include "base/text.h"
 #include "server_internal.h"
 
-/* Once output was backed up, `drained` comes when no more than this is left. */
-#define OUTPUT_LOW_BYTES 16384
-#define OUTPUT_BUFS_MAX 3
-
 static void start_or_stop_reading(struct connection *c);
 static void process_input(struct connection *c, const char *data, size_t size);
 
@@ -30,92 +26,36 @@ static struct connection *connection_of(const struct http_stream *s)
 
 static size_t queued_bytes(const struct connection *c)
 {
-	return c->flight.size + c->pending.size;
+	return http_output_queued(&c->output);
 }
 
-static void flush(struct connection *c);
-
-static void on_written(uv_write_t *request, int status)
+static void on_moved(void *context, int drained)
 {
-	struct connection *c = request->data;
-	c->writing = 0;
-	c->flight.size = 0;
-	c->progress_ms = time_monotonic_ms();
-	if (status < 0) {
+	struct connection *c = context;
+	if (c->output.failed)
 		c->dead = 1;
-		c->pending.size = 0;
-	}
 	if (c->state == CONNECTION_CLOSING)
 		return;
-	flush(c);
-	if (c->wants_drain && !c->dead && queued_bytes(c) <= OUTPUT_LOW_BYTES) {
-		c->wants_drain = 0;
-		if (c->has_stream && c->stream.handler->drained && !c->stream.ended)
-			c->stream.handler->drained(&c->stream, c->stream.context);
-	}
+	if (drained && c->has_stream && c->stream.handler->drained && !c->stream.ended)
+		c->stream.handler->drained(&c->stream, c->stream.context);
 	server_defer(c);
 }
 
-static void flush(struct connection *c)
+/* What a write to the output returned, for the handler; a failed one ends the connection. */
+static int output_result(struct connection *c, int r)
 {
-	if (c->writing || c->dead || !c->pending.size)
-		return;
-	struct buf spare = c->flight;
-	c->flight = c->pending;
-	c->pending = spare;
-	c->pending.size = 0;
-	uv_buf_t buf = uv_buf_init(c->flight.data, (unsigned)c->flight.size);
-	c->write.data = c;
-	int r = uv_write(&c->write, &c->handle.stream, &buf, 1, on_written);
 	if (r < 0) {
-		c->flight.size = 0;
 		c->dead = 1;
 		server_defer(c);
-	} else {
-		c->writing = 1;
 	}
-}
-
-/* Writes at once what the socket takes and keeps the rest. */
-static int output(struct connection *c, uv_buf_t *bufs, unsigned count)
-{
-	if (c->dead || c->output_shut)
-		return -EPIPE;
-	size_t sent = 0;
-	if (!queued_bytes(c)) {
-		int r = uv_try_write(&c->handle.stream, bufs, count);
-		if (r < 0 && r != UV_EAGAIN) {
-			c->dead = 1;
-			server_defer(c);
-			return -EPIPE;
-		}
-		sent = r > 0 ? (size_t)r : 0;
-		c->server->stats.bytes_out += sent;
-		c->progress_ms = time_monotonic_ms();
-	}
-	for (unsigned i = 0; i < count; i++) {
-		size_t skip = MIN(sent, bufs[i].len);
-		sent -= skip;
-		if (skip == bufs[i].len)
-			continue;
-		if (buf_append(&c->pending, bufs[i].base + skip, bufs[i].len - skip) < 0) {
-			c->dead = 1;
-			server_defer(c);
-			return -ENOMEM;
-		}
-		c->server->stats.bytes_out += bufs[i].len - skip;
-	}
-	flush(c);
-	if (queued_bytes(c) <= HTTP_STREAM_HIGH_BYTES)
-		return 0;
-	c->wants_drain = 1;
-	return 1;
+	return r;
 }
 
 static int output_buf(struct connection *c, const struct buf *b)
 {
-	uv_buf_t buf = uv_buf_init(b->data, (unsigned)b->size);
-	int r = output(c, &buf, 1);
+	if (c->dead || c->output_shut)
+		return -EPIPE;
+	int r = output_result(c, http_output_bytes(&c->output, b->data, b->size));
 	return r < 0 ? r : 0;
 }
 
@@ -218,18 +158,14 @@ static int http1_write(struct http_stream *s, const void *data, size_t size)
 {
 	struct connection *c = connection_of(s);
 	struct http1_answer *a = &c->answer;
-	uv_buf_t body = uv_buf_init((char *)(uintptr_t)data, (unsigned)size);
+	if (c->dead || c->output_shut)
+		return -EPIPE;
 	if (c->state == CONNECTION_RAW)
-		return output(c, &body, 1);
+		return output_result(c, http_output_bytes(&c->output, data, size));
 	if (a->has_no_body)
 		return 0;
-	if (a->is_chunked) {
-		char line[24];
-		int n = snprintf(line, sizeof(line), "%zx\r\n", size);
-		uv_buf_t bufs[OUTPUT_BUFS_MAX] = {uv_buf_init(line, (unsigned)n), body,
-		                                  uv_buf_init((char *)(uintptr_t) "\r\n", 2)};
-		return output(c, bufs, OUTPUT_BUFS_MAX);
-	}
+	if (a->is_chunked)
+		return output_result(c, http_output_chunk(&c->output, data, size));
 	if (a->remaining >= 0) {
 		if ((uint64_t)size > (uint64_t)a->remaining) {
 			/* More than announced: the excess would be read as the next answer. */
@@ -238,7 +174,7 @@ static int http1_write(struct http_stream *s, const void *data, size_t size)
 		}
 		a->remaining -= (int64_t)size;
 	}
-	return output(c, &body, 1);
+	return output_result(c, http_output_bytes(&c->output, data, size));
 }
 
 static void http1_end(struct http_stream *s)
@@ -248,8 +184,7 @@ static void http1_end(struct http_stream *s)
 		if (!s->answered || c->answer.remaining > 0) {
 			c->dead = 1;
 		} else if (c->answer.is_chunked) {
-			uv_buf_t last = uv_buf_init((char *)(uintptr_t) "0\r\n\r\n", 5);
-			output(c, &last, 1);
+			output_result(c, http_output_bytes(&c->output, "0\r\n\r\n", 5));
 		}
 	}
 	server_defer(c);
@@ -511,6 +446,7 @@ static void process_leftover(struct connection *c)
 void http1_begin(struct connection *c)
 {
 	http_parser_init(&c->parser, HTTP_PARSER_REQUEST, c->server->limits.head_bytes);
+	c->output = (struct http_output){.stream = &c->handle.stream, .moved = on_moved, .context = c};
 	c->state = CONNECTION_HEAD;
 	/* A connection that never says anything is half-open, not idle. */
 	c->head_begun = 1;
@@ -526,8 +462,7 @@ static void next_request(struct connection *c)
 	c->head_begun = 0;
 	c->deadline_ms = time_monotonic_ms() + c->server->limits.idle_timeout_ms;
 	/* An idle connection keeps no buffers. */
-	buf_free(&c->flight);
-	buf_free(&c->pending);
+	http_output_shrink(&c->output);
 }
 
 static void on_closed(uv_handle_t *handle)
@@ -543,8 +478,8 @@ static void on_closed(uv_handle_t *handle)
 	server->stats.connections--;
 	http_parser_free(&c->parser);
 	buf_free(&c->leftover);
-	buf_free(&c->flight);
-	buf_free(&c->pending);
+	server->stats.bytes_out += c->output.total;
+	http_output_free(&c->output);
 	free(c);
 }
 
@@ -556,7 +491,7 @@ void http1_close(struct connection *c)
 	release_stream(c, 0);
 	c->state = CONNECTION_CLOSING;
 	/* An answer that ends with the connection must not look complete when it was cut. */
-	if (!cut || c->handle.handle.type != UV_TCP || c->writing || c->output_shut ||
+	if (!cut || c->handle.handle.type != UV_TCP || c->output.writing || c->output_shut ||
 	    uv_tcp_close_reset(&c->handle.tcp, on_closed) < 0)
 		uv_close(&c->handle.handle, on_closed);
 }
@@ -636,7 +571,7 @@ void http1_sweep(struct connection *c, uint64_t now)
 	int waits = c->state == CONNECTION_HEAD || c->state == CONNECTION_LINGER;
 	int body_late = c->state == CONNECTION_EXCHANGE && c->stream.body_deadline_ms && !c->parser.done &&
 	                now >= c->stream.body_deadline_ms;
-	int stalled = queued_bytes(c) && now - c->progress_ms >= c->server->limits.stall_timeout_ms;
+	int stalled = queued_bytes(c) && now - c->output.progress_ms >= c->server->limits.stall_timeout_ms;
 	if ((waits && now >= c->deadline_ms) || body_late || stalled)
 		time_out(c);
 }

@@ -2,6 +2,7 @@
 #ifndef SPACE_HTTP_SERVER_INTERNAL_H
 #define SPACE_HTTP_SERVER_INTERNAL_H
 
+#include "http/output.h"
 #include "http/parser.h"
 #include "http/server.h"
 
@@ -59,15 +60,9 @@ struct connection {
 	int input_ended;     /* raw: the peer half-closed */
 	int dead;            /* the peer is gone or must be cut */
 	int close_after;     /* no further request on this connection */
-	/* Output: `flight` is being written by the loop, `pending` follows it. */
-	struct buf flight;
-	struct buf pending;
-	int writing;
-	int wants_drain;
+	struct http_output output;
 	int output_shut;
-	uv_write_t write;
 	uv_shutdown_t shutdown;
-	uint64_t progress_ms; /* output last moved */
 	uint64_t deadline_ms; /* of the state HEAD or LINGER */
 	int head_begun;
 	int has_stream;
