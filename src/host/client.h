@@ -67,6 +67,9 @@ int host_sandbox_kill(struct host_client *client, const char *id, struct error *
 int host_sandbox_list(struct host_client *client, struct host_sandbox_info **ret, size_t *ret_count, struct error *e);
 /* New unconnected TCP sockets (CLOEXEC, blocking) that live in the sandbox's namespace; at most 8 a call. */
 int host_sandbox_sockets(struct host_client *client, const char *id, int *fds, size_t count, struct error *e);
+/* What the VMM has written to its stderr so far (why it did not start): text of at most 16 KiB, free() it. Works after
+ * the VMM has ended, until it is killed. */
+int host_sandbox_output(struct host_client *client, const char *id, char **ret, struct error *e);
 /*
  * Copies the pages of guest memory that differ from the base file: those of the VMM's private mapping of `base_fd`
  * (found by device and inode, `size` bytes long) that are anonymous, in RAM or swapped out.

@@ -1,0 +1,46 @@
+/*
+ * The helper's table of sandboxes: start, kill, list, and taking over those of an earlier helper.
+ *
+ * An entry exists from the moment a start is accepted until its process, cgroup, namespace and record are gone; its
+ * user id is not given to another sandbox before that. All functions are thread-safe; work on one sandbox is
+ * serialised, work on different ones is not.
+ */
+#ifndef SPACE_HOST_SANDBOX_H
+#define SPACE_HOST_SANDBOX_H
+
+#include "base/config.h"
+#include "base/error.h"
+#include "host/client.h"
+
+struct sandbox_host;
+
+/* Prepares cgroups and jail, adopts what still runs and is confirmed, removes the rest. Still single-threaded. */
+int sandbox_host_open(struct sandbox_host **ret, const struct config *config, struct error *e);
+/* Lets go of everything; sandboxes go on running. */
+void sandbox_host_close(struct sandbox_host *host);
+size_t sandbox_count(struct sandbox_host *host);
+
+int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, pid_t *ret_pid, int *ret_pidfd,
+                  struct error *e);
+/* The caller has been told of the new sandbox: keep it after a restart. */
+void sandbox_confirm(struct sandbox_host *host, const char *id);
+int sandbox_kill(struct sandbox_host *host, const char *id, struct error *e);
+/* As host_sandbox_list(). */
+int sandbox_list(struct sandbox_host *host, struct host_sandbox_info **ret, size_t *ret_count, struct error *e);
+int sandbox_sockets(struct sandbox_host *host, const char *id, int *fds, size_t count, struct error *e);
+/* As host_sandbox_output(), into a buffer of PROTOCOL_OUTPUT_BYTES_MAX + 1 bytes. */
+int sandbox_output(struct sandbox_host *host, const char *id, char *ret, size_t *ret_size, struct error *e);
+int sandbox_memory_copy(struct sandbox_host *host, const char *id, int base_fd, uint64_t size, int pages_fd,
+                        int bitmap_fd, uint64_t *ret_pages, struct error *e);
+/* Gives back what memory copies keep for the next one: at once after the second copy, else after MEMORY_KEEP_MS. */
+void sandbox_memory_settle(struct sandbox_host *host);
+/* Reaps children that have ended; call on SIGCHLD. */
+void sandbox_reap(struct sandbox_host *host);
+
+/* For doctor.c. */
+struct cgroup_host;
+struct jail;
+const struct cgroup_host *sandbox_cgroups(const struct sandbox_host *host);
+const struct jail *sandbox_jail(const struct sandbox_host *host);
+
+#endif

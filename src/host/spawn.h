@@ -1,0 +1,40 @@
+/*
+ * Starting a VMM: a process in fresh namespaces that puts itself into cgroup, network and jail, then waits for the word
+ * to execute the program. Should the helper die before that, the process sees the pipe close and ends.
+ */
+#ifndef SPACE_HOST_SPAWN_H
+#define SPACE_HOST_SPAWN_H
+
+#include <sys/types.h>
+
+#include "base/error.h"
+#include "host/cgroup.h"
+#include "host/jail.h"
+
+struct spawn_spec {
+	const char *program;
+	char *const *argv;
+	char *const *environment;
+	const int *fds; /* become 3, 4, …; the tap's number is 3 + fd_count */
+	size_t fd_count;
+	int null_fd;
+	int output_fd; /* becomes stderr */
+	uid_t uid;
+	const struct jail *jail;
+	const struct cgroup_handle *cgroup;
+};
+
+struct spawn_child {
+	pid_t pid;
+	int pidfd;
+	int go_fd;
+	int status_fd;
+};
+
+int spawn_begin(const struct spawn_spec *spec, struct spawn_child *ret, struct error *e);
+/* Lets it execute; returns once it has, or why not (then call spawn_abort). */
+int spawn_commit(struct spawn_child *child, struct error *e);
+/* Kills and reaps. */
+void spawn_abort(struct spawn_child *child);
+
+#endif
