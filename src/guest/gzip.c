@@ -22,6 +22,7 @@ int gzip_open_encoder(struct gzip *g)
 {
 	memset(&g->stream, 0, sizeof(g->stream));
 	g->is_decoder = 0;
+	g->member_ended = 0;
 	g->is_open = deflateInit2(&g->stream, GZIP_LEVEL, Z_DEFLATED, GZIP_WINDOW_BITS, GZIP_MEMORY_LEVEL,
 	                          Z_DEFAULT_STRATEGY) == Z_OK;
 	return g->is_open ? 0 : -ENOMEM;

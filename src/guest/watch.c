@@ -42,7 +42,12 @@ enum scan { SCAN_SILENT, SCAN_REPORT, SCAN_RESYNC /* report only what is in dire
 
 struct watch {
 	int inotify;
+	/* Open only while events are processed: a descriptor would keep the kernel from telling that the root is removed.
+	 */
 	int root;
+	int root_failure; /* why it could not be opened, during one watch_process() */
+	dev_t root_dev;
+	ino_t root_ino;
 	int root_wd;
 	int is_recursive;
 	int is_ended;
@@ -56,6 +61,7 @@ struct watch {
 	int hidden_is_new;
 	watch_emit emit;
 	void *context;
+	char path[PATH_BYTES_MAX]; /* of the root */
 	char buffer[WATCH_READ_BYTES] __attribute__((aligned(__alignof__(struct inotify_event))));
 };
 
@@ -178,12 +184,38 @@ static void drop_tree(struct watch *w, const char *name)
 		}
 }
 
-/* Opens a directory of the tree; no link on the way is followed, so that the tree cannot be led outside. */
-static int open_directory(const struct watch *w, const char *name)
+int watch_root(struct watch *w)
 {
+	struct stat st;
+	if (w->root >= 0 || w->root_failure)
+		return w->root_failure ? w->root_failure : w->root;
+	int fd = path_open_at(AT_FDCWD, w->path, O_PATH | O_DIRECTORY);
+	if (fd >= 0 && (fstat(fd, &st) < 0 || st.st_dev != w->root_dev || st.st_ino != w->root_ino)) {
+		close(fd);
+		fd = -ENOENT;
+	}
+	if (fd < 0)
+		return w->root_failure = fd;
+	return w->root = fd;
+}
+
+static void close_root(struct watch *w)
+{
+	if (w->root >= 0)
+		close(w->root);
+	w->root = -1;
+	w->root_failure = 0;
+}
+
+/* Opens a directory of the tree; no link on the way is followed, so that the tree cannot be led outside. */
+static int open_directory(struct watch *w, const char *name)
+{
+	int root = watch_root(w);
+	if (root < 0)
+		return root;
 	struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC,
 	                       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
-	long fd = syscall(SYS_openat2, w->root, name[0] ? name : ".", &how, sizeof(how));
+	long fd = syscall(SYS_openat2, root, name[0] ? name : ".", &how, sizeof(how));
 	return fd < 0 ? -errno : (int)fd;
 }
 
@@ -284,7 +316,8 @@ static int scan_directory(struct watch *w, const char *name, enum scan mode, str
 static int scan_tree(struct watch *w, const char *name, enum scan mode, size_t left)
 {
 	struct pending *pending = NULL;
-	int r = push_pending(&pending, name);
+	/* Somebody renamed a folder above the root: what is new below it cannot be found any more. */
+	int r = watch_root(w) < 0 ? -ESTALE : push_pending(&pending, name);
 	while (pending) {
 		struct pending *p = pending;
 		pending = p->next;
@@ -294,8 +327,8 @@ static int scan_tree(struct watch *w, const char *name, enum scan mode, size_t l
 	}
 	if (mode != SCAN_SILENT)
 		mark_repeats(w, left);
-	/* Running out of watches later on means that changes will be missed from here on. */
-	if (mode != SCAN_SILENT && (r == -ENOSPC || r == -ENOMEM))
+	/* Running out of watches later on, too, means that changes will be missed from here on. */
+	if (mode != SCAN_SILENT && (r == -ENOSPC || r == -ENOMEM || r == -ESTALE))
 		r = w->emit(w->context, WATCH_OVERFLOW, ".");
 	return r;
 }
@@ -326,6 +359,15 @@ static int process_arrival(struct watch *w, const struct inotify_event *event, c
 	return r;
 }
 
+/* Unnamed files (O_TMPFILE) of uploads and other programs show up as "#INODE" when their mode or link count changes. */
+static int is_unnamed(struct watch *w, const char *name)
+{
+	const char *last = path_name(name);
+	struct stat st;
+	return last[0] == '#' && last[1] && last[1 + strspn(last + 1, "0123456789")] == 0 && watch_root(w) >= 0 &&
+	       fstatat(w->root, name, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
+}
+
 static int process_named(struct watch *w, const struct inotify_event *event, const char *name, size_t left)
 {
 	if (event->mask & (IN_CREATE | IN_MOVED_TO))
@@ -336,6 +378,8 @@ static int process_named(struct watch *w, const struct inotify_event *event, con
 			drop_tree(w, name);
 		return w->emit(w->context, event->mask & IN_DELETE ? WATCH_REMOVE : WATCH_RENAME, name);
 	}
+	if (is_unnamed(w, name))
+		return 0;
 	if (event->mask & IN_ATTRIB)
 		return w->emit(w->context, WATCH_CHMOD, name);
 	return event->mask & IN_MODIFY ? w->emit(w->context, WATCH_WRITE, name) : 0;
@@ -369,6 +413,22 @@ static int process_event(struct watch *w, const struct inotify_event *event, siz
 	return name ? process_named(w, event, name, left) : -ENOMEM;
 }
 
+static int process_events(struct watch *w, size_t size)
+{
+	for (size_t at = 0; at < size && !w->is_ended;) {
+		const struct inotify_event *event = (const void *)(w->buffer + at);
+		size_t event_size = sizeof(*event) + event->len;
+		at += event_size;
+		w->consumed += event_size;
+		int r = process_event(w, event, size - at);
+		if (r != 0)
+			return r;
+		if (w->synthetic_count > 0 && w->consumed >= w->repeats_until)
+			forget_all(w);
+	}
+	return w->is_ended;
+}
+
 int watch_process(struct watch *w, watch_emit emit, void *context)
 {
 	w->emit = emit;
@@ -378,30 +438,27 @@ int watch_process(struct watch *w, watch_emit emit, void *context)
 	ssize_t size = read(w->inotify, w->buffer, sizeof(w->buffer));
 	if (size < 0)
 		return errno == EAGAIN || errno == EINTR ? 0 : -errno;
-	for (size_t at = 0; at < (size_t)size && !w->is_ended;) {
-		const struct inotify_event *event = (const void *)(w->buffer + at);
-		size_t event_size = sizeof(*event) + event->len;
-		at += event_size;
-		w->consumed += event_size;
-		int r = process_event(w, event, (size_t)size - at);
-		if (r != 0)
-			return r;
-		if (w->synthetic_count > 0 && w->consumed >= w->repeats_until)
-			forget_all(w);
-	}
-	return w->is_ended;
+	int r = process_events(w, (size_t)size);
+	close_root(w);
+	return r;
 }
 
-int watch_open(int root, int is_recursive, struct watch **ret, struct error *e)
+int watch_open(int root, const char *path, int is_recursive, struct watch **ret, struct error *e)
 {
 	struct watch *w = calloc(1, sizeof(*w));
 	if (!w)
 		return error_set(e, ERROR_EXHAUSTED, "out of memory");
 	w->is_recursive = is_recursive;
-	w->root_wd = -1;
-	w->root = fcntl(root, F_DUPFD_CLOEXEC, 0);
+	w->root_wd = w->root = -1;
+	struct stat st;
 	w->inotify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
-	int r = w->root < 0 || w->inotify < 0 ? -errno : scan_tree(w, "", SCAN_SILENT, 0);
+	int r = w->inotify < 0 || fstat(root, &st) < 0 ? -errno : text_copy(w->path, sizeof(w->path), path);
+	if (r == 0) {
+		w->root_dev = st.st_dev;
+		w->root_ino = st.st_ino;
+		r = scan_tree(w, "", SCAN_SILENT, 0);
+		close_root(w);
+	}
 	if (r < 0 || w->root_wd < 0) {
 		watch_close(w);
 		if (r == -ENOSPC)
@@ -421,19 +478,13 @@ int watch_fd(const struct watch *w)
 	return w->inotify;
 }
 
-int watch_root(const struct watch *w)
-{
-	return w->root;
-}
-
 void watch_close(struct watch *w)
 {
 	if (!w)
 		return;
 	if (w->inotify >= 0)
 		close(w->inotify);
-	if (w->root >= 0)
-		close(w->root);
+	close_root(w);
 	for (size_t i = 0; i < WATCH_BUCKETS; i++)
 		while (w->directories[i])
 			drop_directory(w, &w->directories[i]);

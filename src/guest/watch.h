@@ -34,13 +34,13 @@ typedef int (*watch_emit)(void *context, enum watch_kind kind, const char *name)
 
 struct watch;
 
-/* Starts to watch the directory open as `root` (O_PATH, duplicated). The thread needs the caller's identity here and in
+/* Starts to watch the directory open as `root` (O_PATH), which is found again by `path` later on. The thread needs the caller's identity here and in
  * watch_process(). ERROR_EXHAUSTED if the kernel's limits are reached. */
-int watch_open(int root, int is_recursive, struct watch **ret, struct error *e);
+int watch_open(int root, const char *path, int is_recursive, struct watch **ret, struct error *e);
 /* Readable when there is something to process. */
 int watch_fd(const struct watch *w);
-/* The root, for looking at entries. */
-int watch_root(const struct watch *w);
+/* For callbacks of watch_process(): the root, for looking at entries, or -errno. */
+int watch_root(struct watch *w);
 /* Reports what is queued; does not wait. 0, 1 when the root is gone and nothing more will come, or emit's value. */
 int watch_process(struct watch *w, watch_emit emit, void *context);
 void watch_close(struct watch *w);

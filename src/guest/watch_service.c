@@ -128,7 +128,7 @@ static int target_open(struct target *t, struct request *r, const json_t *body, 
 	/* Reading is what inotify asks of the watched directory. */
 	if (faccessat(fd, ".", R_OK, AT_EACCESS) < 0)
 		return path_fail(e, errno, "watch", t->path.text);
-	q = watch_open(fd, is_recursive, &t->watch, e);
+	q = watch_open(fd, t->path.text, is_recursive, &t->watch, e);
 	return q < 0 ? error_prefix(e, "%.200s", t->path.text) : 0;
 }
 
@@ -143,8 +143,9 @@ static int append_entry(const struct target *t, struct buf *b, const char *name)
 	size_t before = b->size;
 	if (r == 0)
 		r = buf_append_string(b, ",\"entry\":");
+	int at = r == 0 ? watch_root(t->watch) : r;
 	if (r == 0)
-		r = entry_append(b, watch_root(t->watch), name, path.data, names);
+		r = at < 0 ? at : entry_append(b, at, name, path.data, names);
 	/* It may have vanished since, or not be ours to see: then the event goes without. */
 	if (r < 0 && r != -ENOMEM) {
 		b->size = before;
