@@ -29,17 +29,20 @@
 void space_cleanup_free(void *pointer_to_pointer);
 void space_cleanup_close(int *fd);
 
-/* Hand an owned pointer or descriptor over to somebody else: yields the value and disarms the cleanup. */
+/* Hand an owned pointer or descriptor over to somebody else: yields the value and disarms the cleanup.
+ * The argument is evaluated once. */
 #define TAKE_PTR(p)                                                                                                    \
 	({                                                                                                                 \
-		__typeof__(p) taken_ = (p);                                                                                    \
-		(p) = NULL;                                                                                                    \
+		__typeof__(p) *from_ = &(p);                                                                                   \
+		__typeof__(p) taken_ = *from_;                                                                                 \
+		*from_ = NULL;                                                                                                 \
 		taken_;                                                                                                        \
 	})
 #define TAKE_FD(fd)                                                                                                    \
 	({                                                                                                                 \
-		int taken_ = (fd);                                                                                             \
-		(fd) = -1;                                                                                                     \
+		int *from_ = &(fd);                                                                                            \
+		int taken_ = *from_;                                                                                           \
+		*from_ = -1;                                                                                                   \
 		taken_;                                                                                                        \
 	})
 
