@@ -360,7 +360,8 @@ int config_export(const struct config *config, struct error *e)
 		if (*field && setenv(name, field, 1) < 0)
 			return error_set_errno(e, errno, "environment variable %s", name);
 	}
-	if (*config->file && setenv("SPACE_CONFIG", config->file, 1) < 0)
+	/* The file has been read; a program of another user might not be able to, or find it changed. */
+	if (setenv("SPACE_CONFIG", "/dev/null", 1) < 0)
 		return error_set_errno(e, errno, "environment variable SPACE_CONFIG");
 	return 0;
 }

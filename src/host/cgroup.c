@@ -156,49 +156,64 @@ static int apply_limits(const struct cgroup_dir *dir, const char *id, const stru
 	return r;
 }
 
-static int open_handle(const struct cgroup_dir *dir, const char *id, struct cgroup_handle *handle)
+int cgroup_prepare(const struct cgroup_host *host, const char *name, struct error *e)
 {
-	char path[CGROUP_PATH_BYTES + 64];
-	text_format(path, sizeof(path), dir->unified ? "%s/%s" : "%s/%s/cgroup.procs", dir->path, id);
-	int fd = open(path, dir->unified ? O_RDONLY | O_DIRECTORY | O_CLOEXEC : O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	if (dir->unified)
-		handle->unified_fd = fd;
-	else
-		handle->procs_fds[handle->procs_count++] = fd;
-	return 0;
-}
-
-int cgroup_create(const struct cgroup_host *host, const char *id, const struct cgroup_limits *limits,
-                  struct cgroup_handle *ret, struct error *e)
-{
-	*ret = (struct cgroup_handle){.unified_fd = -1};
 	for (size_t i = 0; i < host->dir_count; i++) {
+		const struct cgroup_dir *dir = &host->dirs[i];
 		char path[CGROUP_PATH_BYTES + 64];
-		if (text_format(path, sizeof(path), "%s/%s", host->dirs[i].path, id) < 0)
+		if (dir->unified)
+			continue;
+		if (text_format(path, sizeof(path), "%s/%s", dir->path, name) < 0)
 			return error_set(e, ERROR_INTERNAL, "cgroup path is too long");
-		int r = mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : 0;
-		if (r == 0)
-			r = apply_limits(&host->dirs[i], id, limits);
-		if (r == 0)
-			r = open_handle(&host->dirs[i], id, ret);
-		if (r < 0) {
-			cgroup_handle_close(ret);
-			cgroup_remove(host, id, 0, NULL);
+		int r = mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : write_file(dir->path, name, "tasks", "0");
+		if (r < 0)
 			return error_set_errno(e, r, "cgroup %s", path);
-		}
 	}
 	return 0;
 }
 
-void cgroup_handle_close(struct cgroup_handle *handle)
+void cgroup_leave(const struct cgroup_host *host)
 {
-	if (handle->unified_fd >= 0)
-		close(handle->unified_fd);
-	for (size_t i = 0; i < handle->procs_count; i++)
-		close(handle->procs_fds[i]);
-	*handle = (struct cgroup_handle){.unified_fd = -1};
+	for (size_t i = 0; i < host->dir_count; i++)
+		if (!host->dirs[i].unified)
+			write_file(host->dirs[i].path, ".", "tasks", "0");
+}
+
+static int create_one(const struct cgroup_dir *dir, const char *prepared, const char *id,
+                      const struct cgroup_limits *limits)
+{
+	char from[CGROUP_PATH_BYTES + 64];
+	char to[CGROUP_PATH_BYTES + 64];
+	if (text_format(from, sizeof(from), "%s/%s", dir->path, prepared) < 0 ||
+	    text_format(to, sizeof(to), "%s/%s", dir->path, id) < 0)
+		return -ENAMETOOLONG;
+	if (dir->unified ? mkdir(to, 0755) : rename(from, to))
+		return -errno;
+	return apply_limits(dir, id, limits);
+}
+
+int cgroup_create(const struct cgroup_host *host, const char *prepared, const char *id,
+                  const struct cgroup_limits *limits, int *ret_unified_fd, struct error *e)
+{
+	int r = 0;
+	*ret_unified_fd = -1;
+	for (size_t i = 0; i < host->dir_count && r == 0; i++) {
+		const struct cgroup_dir *dir = &host->dirs[i];
+		r = create_one(dir, prepared, id, limits);
+		if (r == 0 && dir->unified) {
+			char path[CGROUP_PATH_BYTES + 64];
+			text_format(path, sizeof(path), "%s/%s", dir->path, id);
+			*ret_unified_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+			r = *ret_unified_fd < 0 ? -errno : 0;
+		}
+		if (r < 0)
+			error_set_errno(e, r, "cgroup %s/%s", dir->path, id);
+	}
+	if (r < 0 && *ret_unified_fd >= 0) {
+		close(*ret_unified_fd);
+		*ret_unified_fd = -1;
+	}
+	return r;
 }
 
 /* Signals every process of one group; cgroup.kill came with Linux 5.14. */
@@ -214,7 +229,8 @@ static void kill_members(const struct cgroup_dir *dir, const char *id)
 	char *cursor = list;
 	for (char *line = strsep(&cursor, "\n"); line; line = strsep(&cursor, "\n")) {
 		uint64_t pid;
-		if (text_parse_u64(line, INT32_MAX, &pid) == 0 && pid > 1)
+		/* A thread of ours may not have left the group yet that it started the sandbox from. */
+		if (text_parse_u64(line, INT32_MAX, &pid) == 0 && pid > 1 && (pid_t)pid != getpid())
 			kill((pid_t)pid, SIGKILL);
 	}
 }

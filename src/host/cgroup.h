@@ -13,6 +13,8 @@
 
 #define CGROUP_PATH_BYTES 256
 #define CGROUP_DIRS_MAX 4
+/* Groups that wait for a sandbox. No id starts like this. */
+#define CGROUP_READY_PREFIX "ready-"
 
 enum cgroup_controller { CGROUP_MEMORY, CGROUP_CPU, CGROUP_PIDS, CGROUP_CONTROLLER_COUNT };
 
@@ -34,18 +36,17 @@ struct cgroup_limits {
 	unsigned pids_max;
 };
 
-struct cgroup_handle {
-	int unified_fd;                 /* directory, for CLONE_INTO_CGROUP; -1 without v2 */
-	int procs_fds[CGROUP_DIRS_MAX]; /* cgroup.procs of v1 groups; the child writes "0" there */
-	size_t procs_count;
-};
-
 /* Finds the hierarchies and makes the instance's groups. Fails if there is no hierarchy at all. */
 int cgroup_open(struct cgroup_host *host, const char *instance, struct error *e);
-/* Makes (or empties and reuses) the group of `id`. Close the handle after the clone. */
-int cgroup_create(const struct cgroup_host *host, const char *id, const struct cgroup_limits *limits,
-                  struct cgroup_handle *ret, struct error *e);
-void cgroup_handle_close(struct cgroup_handle *handle);
+/* Makes a group of this name on v1 and puts the calling thread into it; a process that the thread clones is born there.
+ * Nothing to do on v2, where clone3() says which group the new process is born in. */
+int cgroup_prepare(const struct cgroup_host *host, const char *name, struct error *e);
+/* Makes the group of `id`, on v1 by renaming the prepared one. *ret_unified_fd is its folder, for CLONE_INTO_CGROUP; -1
+ * without v2. */
+int cgroup_create(const struct cgroup_host *host, const char *prepared, const char *id,
+                  const struct cgroup_limits *limits, int *ret_unified_fd, struct error *e);
+/* Takes the calling thread out of whatever cgroup_prepare() put it into. */
+void cgroup_leave(const struct cgroup_host *host);
 /* Kills whatever lives in the group, waits for it to be gone, removes the group; at most wait_ms. No group: success. */
 int cgroup_remove(const struct cgroup_host *host, const char *id, unsigned wait_ms, struct error *e);
 /* Removes the groups of all ids for which `keep` says 0. Returns how many were removed. */

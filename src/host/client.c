@@ -191,17 +191,20 @@ struct call {
 	const int *fds;
 	size_t fd_count;
 	int timeout_ms;
+	int repeat; /* once, if the helper goes away without an answer */
 	/* For each reply that is not an error; may take descriptors by setting them to -1. */
 	int (*on_reply)(void *context, struct reply *reply, struct error *e);
 	void *context;
 };
 
 /* Reads replies until the last one. *ret_clean says whether the connection can serve another request. */
-static int collect(int fd, const struct call *call, struct reply *reply, int *ret_clean, struct error *e)
+static int collect(int fd, const struct call *call, struct reply *reply, int *ret_clean, int *ret_lost, struct error *e)
 {
 	*ret_clean = 0;
-	for (;;) {
+	for (int first = 1;; first = 0) {
 		int r = receive(fd, reply, call->timeout_ms, e);
+		/* A list whose beginning has been taken must not start over. */
+		*ret_lost = r == -ECONNREFUSED && first;
 		if (r < 0)
 			return r;
 		int progress = reply->head.header.type == PROTOCOL_PROGRESS;
@@ -221,25 +224,41 @@ static int collect(int fd, const struct call *call, struct reply *reply, int *re
 	}
 }
 
-static int perform(struct host_client *client, const struct call *call, struct error *e)
+/* One attempt. *ret_lost: the helper went away without an answer. */
+static int attempt(struct host_client *client, const struct call *call, struct reply *reply, int *ret_lost,
+                   struct error *e)
 {
-	CLEANUP_FREE struct reply *reply = malloc(sizeof(*reply));
-	if (!reply)
-		return error_set_errno(e, ENOMEM, "host helper");
+	*ret_lost = 0;
 	int fd = connection_take(client, e);
 	if (fd < 0)
 		return fd;
 	int clean = 0;
 	int r = fd_send_message(fd, call->request, call->size, call->fds, call->fd_count);
-	if (r < 0)
-		error_set(e, r == -EBADF || r == -EMSGSIZE ? ERROR_INVALID : ERROR_UNAVAILABLE,
-		          "host helper: cannot send a request: %s", strerror(-r));
-	else
-		r = collect(fd, call, reply, &clean, e);
+	if (r == -EBADF || r == -EMSGSIZE || r == -EINVAL) {
+		error_set_errno(e, r, "request to the host helper");
+	} else if (r < 0) {
+		*ret_lost = 1;
+		error_set(e, ERROR_UNAVAILABLE, "host helper: cannot send a request: %s", strerror(-r));
+	} else {
+		r = collect(fd, call, reply, &clean, ret_lost, e);
+	}
 	if (clean)
 		connection_release(client, fd);
 	else
 		connection_drop(client, fd);
+	return r;
+}
+
+static int perform(struct host_client *client, const struct call *call, struct error *e)
+{
+	CLEANUP_FREE struct reply *reply = malloc(sizeof(*reply));
+	if (!reply)
+		return error_set_errno(e, ENOMEM, "host helper");
+	int lost;
+	int r = attempt(client, call, reply, &lost, e);
+	/* All requests can be repeated: what a helper that died had begun, its successor finishes or undoes. */
+	if (r < 0 && lost && call->repeat)
+		r = attempt(client, call, reply, &lost, e);
 	return r;
 }
 
@@ -315,6 +334,7 @@ int host_sandbox_start(struct host_client *client, const struct host_sandbox_spe
 	                    .fds = spec->fds,
 	                    .fd_count = spec->fd_count,
 	                    .timeout_ms = CLIENT_REPLY_WAIT_MS,
+	                    .repeat = 1,
 	                    .on_reply = on_start,
 	                    .context = &result};
 	r = perform(client, &call, e);
@@ -336,6 +356,7 @@ static int call_sandbox(struct host_client *client, enum protocol_type type, con
 	struct call call = {.request = &request,
 	                    .size = sizeof(request),
 	                    .timeout_ms = CLIENT_REPLY_WAIT_MS,
+	                    .repeat = 1,
 	                    .on_reply = on_reply,
 	                    .context = context};
 	return perform(client, &call, e);
@@ -426,6 +447,7 @@ static int call_bare(struct host_client *client, enum protocol_type type,
 	struct call call = {.request = &request,
 	                    .size = sizeof(request),
 	                    .timeout_ms = CLIENT_REPLY_WAIT_MS,
+	                    .repeat = 1,
 	                    .on_reply = on_reply,
 	                    .context = context};
 	return perform(client, &call, e);
@@ -467,6 +489,7 @@ int host_memory_copy(struct host_client *client, const char *id, int base_fd, ui
 	                    .fds = fds,
 	                    .fd_count = ARRAY_SIZE(fds),
 	                    .timeout_ms = CLIENT_REPLY_WAIT_MS,
+	                    .repeat = 1,
 	                    .on_reply = on_pages,
 	                    .context = &pages};
 	r = perform(client, &call, e);

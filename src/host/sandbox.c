@@ -22,9 +22,11 @@
 #include "host/protocol.h"
 #include "host/record.h"
 #include "host/spawn.h"
+#include "host/spawner.h"
 
 #define KILL_WAIT_MS 10000
 #define CGROUP_WAIT_MS 10000
+#define TAPS_KEPT_MAX 64
 /* Room for a VMM's own work beside the guest: every VMM has at least these. */
 #define MEMORY_MAX_BYTES_LOWEST (16 * MIB)
 #define CPU_PERCENT_LOWEST 1
@@ -47,6 +49,7 @@ struct sandbox {
 	uint64_t start_time;
 	int pidfd;  /* -1: had ended before this helper started */
 	int netns;  /* -1 likewise */
+	int tap;    /* kept so that the VMM's end need not wait for the device's; -1 after a restart */
 	int output; /* memfd that the VMM's stderr goes to, -1 likewise */
 	int exit_known;
 	int exit_status;
@@ -56,12 +59,16 @@ struct sandbox_host {
 	const struct config *config;
 	struct cgroup_host cgroups;
 	struct jail jail;
+	struct spawner *spawner;
 	int home_netns;
 	int null_fd;
 	int records;
 	pthread_mutex_t lock;
 	struct sandbox *slots[HOST_SANDBOXES_MAX];
 	size_t count;
+	/* Taps of sandboxes that are gone. Closing one takes the kernel two RCU grace periods; see sandbox_settle(). */
+	int taps[TAPS_KEPT_MAX];
+	size_t tap_count;
 };
 
 /* Programs and libraries that a VMM may be made of; nothing else can be executed. */
@@ -97,7 +104,7 @@ static struct sandbox *sandbox_new(const char *id)
 		return NULL;
 	text_copy(s->id, sizeof(s->id), id);
 	s->pid = -1;
-	s->pidfd = s->netns = s->output = -1;
+	s->pidfd = s->netns = s->tap = s->output = -1;
 	pthread_mutex_init(&s->work, NULL);
 	pthread_mutex_init(&s->memory, NULL);
 	return s;
@@ -107,6 +114,7 @@ static void sandbox_destroy(struct sandbox *s)
 {
 	close_if_open(&s->pidfd);
 	close_if_open(&s->netns);
+	close_if_open(&s->tap);
 	close_if_open(&s->output);
 	memory_window_drop(&s->window);
 	pthread_mutex_destroy(&s->work);
@@ -284,61 +292,69 @@ static int launch(struct sandbox_host *host, struct sandbox *s, const struct spa
 	int r = spawn_begin(spec, &child, e);
 	if (r < 0)
 		return r;
-	int netns = open_netns(child.pid);
-	if (netns < 0)
-		r = error_set_errno(e, netns, "network namespace of the new sandbox");
-	uint64_t start_time = 0;
-	if (r == 0 && (r = record_start_time(child.pid, &start_time)) < 0)
-		error_set_errno(e, r, "start time of the new sandbox");
 	s->pid = child.pid;
-	s->start_time = start_time;
+	r = record_start_time(child.pid, &s->start_time);
+	if (r < 0)
+		error_set_errno(e, r, "start time of the new sandbox");
 	if (r == 0)
 		r = write_record(host, s, e);
 	if (r == 0)
 		r = spawn_commit(&child, e);
 	if (r < 0) {
-		close_if_open(&netns);
 		spawn_abort(&child);
 		record_remove(host->records, s->id);
 		return r;
 	}
 	pthread_mutex_lock(&host->lock);
 	s->pidfd = child.pidfd;
-	s->netns = netns;
-	s->started = 1;
 	pthread_mutex_unlock(&host->lock);
 	return 0;
 }
 
-static int start_in_cgroup(struct sandbox_host *host, struct sandbox *s, const struct host_sandbox_spec *spec,
-                           const struct command *command, struct error *e)
+struct start {
+	struct sandbox_host *host;
+	struct sandbox *sandbox;
+	const struct host_sandbox_spec *spec;
+	const struct command *command;
+};
+
+/* On a spawner's thread. */
+static int start_in_place(void *context, struct spawner_place *place, struct error *e)
 {
-	struct cgroup_limits limits = {
-	    .memory_max_bytes = spec->memory_max_bytes, .cpu_percent = spec->cpu_percent, .pids_max = spec->pids_max};
-	struct cgroup_handle handle;
-	s->output = make_output();
-	if (s->output < 0)
-		return error_set_errno(e, s->output, "output of the VMM");
-	int r = cgroup_create(&host->cgroups, s->id, &limits, &handle, e);
-	if (r < 0)
-		return r;
+	struct start *start = context;
+	struct sandbox_host *host = start->host;
+	struct sandbox *s = start->sandbox;
+	struct cgroup_limits limits = {.memory_max_bytes = start->spec->memory_max_bytes,
+	                               .cpu_percent = start->spec->cpu_percent,
+	                               .pids_max = start->spec->pids_max};
 	struct spawn_spec spawn = {
-	    .program = command->program,
-	    .argv = command->argv,
-	    .environment = command->environment,
-	    .fds = spec->fds,
-	    .fd_count = spec->fd_count,
+	    .program = start->command->program,
+	    .argv = start->command->argv,
+	    .environment = start->command->environment,
+	    .fds = start->spec->fds,
+	    .fd_count = start->spec->fd_count,
+	    .tap_fd = place->tap,
 	    .null_fd = host->null_fd,
 	    .output_fd = s->output,
 	    .uid = (uid_t)(host->config->vmm_uid_base + s->index),
 	    .jail = &host->jail,
-	    .cgroup = &handle,
 	};
-	r = launch(host, s, &spawn, e);
-	cgroup_handle_close(&handle);
-	if (r < 0)
+	int r = cgroup_create(&host->cgroups, place->group, s->id, &limits, &spawn.cgroup_fd, e);
+	if (r == 0) {
+		r = launch(host, s, &spawn, e);
+		close_if_open(&spawn.cgroup_fd);
+	}
+	if (r < 0) {
+		cgroup_leave(&host->cgroups);
 		cgroup_remove(&host->cgroups, s->id, CGROUP_WAIT_MS, NULL);
-	return r;
+		return r;
+	}
+	pthread_mutex_lock(&host->lock);
+	s->netns = TAKE_FD(place->netns);
+	s->tap = TAKE_FD(place->tap);
+	s->started = 1;
+	pthread_mutex_unlock(&host->lock);
+	return 0;
 }
 
 static int check_spec(const struct host_sandbox_spec *spec, struct error *e)
@@ -375,7 +391,10 @@ int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spe
 		command_free(&command);
 		return r;
 	}
-	r = start_in_cgroup(host, s, spec, &command, e);
+	s->output = make_output();
+	struct start start = {.host = host, .sandbox = s, .spec = spec, .command = &command};
+	r = s->output < 0 ? error_set_errno(e, s->output, "output of the VMM")
+	                  : spawner_run(host->spawner, start_in_place, &start, e);
 	command_free(&command);
 	if (r == 0) {
 		*ret_pid = s->pid;
@@ -450,6 +469,14 @@ static int end_process(struct sandbox_host *host, struct sandbox *s, struct erro
 	return 0;
 }
 
+static void put_tap_aside(struct sandbox_host *host, struct sandbox *s)
+{
+	pthread_mutex_lock(&host->lock);
+	if (s->tap >= 0 && host->tap_count < TAPS_KEPT_MAX)
+		host->taps[host->tap_count++] = TAKE_FD(s->tap);
+	pthread_mutex_unlock(&host->lock);
+}
+
 int sandbox_kill(struct sandbox_host *host, const char *id, struct error *e)
 {
 	if (!id_is_valid(id, 'b'))
@@ -466,6 +493,7 @@ int sandbox_kill(struct sandbox_host *host, const char *id, struct error *e)
 		if (r == 0) {
 			record_remove(host->records, id);
 			table_remove(host, s);
+			put_tap_aside(host, s);
 		}
 	}
 	pthread_mutex_unlock(&s->work);
@@ -567,7 +595,19 @@ int sandbox_memory_copy(struct sandbox_host *host, const char *id, int base_fd, 
 	return r;
 }
 
-void sandbox_memory_settle(struct sandbox_host *host)
+static void close_taps(struct sandbox_host *host)
+{
+	for (;;) {
+		pthread_mutex_lock(&host->lock);
+		int tap = host->tap_count ? host->taps[--host->tap_count] : -1;
+		pthread_mutex_unlock(&host->lock);
+		if (tap < 0)
+			return;
+		close(tap);
+	}
+}
+
+static void drop_windows(struct sandbox_host *host)
 {
 	uint64_t now = time_monotonic_ms();
 	for (size_t i = 0; i < HOST_SANDBOXES_MAX; i++) {
@@ -586,6 +626,12 @@ void sandbox_memory_settle(struct sandbox_host *host)
 		}
 		sandbox_put(host, s);
 	}
+}
+
+void sandbox_settle(struct sandbox_host *host)
+{
+	close_taps(host);
+	drop_windows(host);
 }
 
 /* --- restart -------------------------------------------------------------------------------------------------- */
@@ -697,6 +743,11 @@ int sandbox_host_open(struct sandbox_host **ret, const struct config *config, st
 	unsigned removed = cgroup_sweep(&host->cgroups, is_known, host);
 	if (removed)
 		log_info("helper", "removed %u left-over process groups", removed);
+	r = spawner_new(&host->cgroups, &host->spawner, e);
+	if (r < 0) {
+		sandbox_host_close(host);
+		return r;
+	}
 	*ret = host;
 	return 0;
 }

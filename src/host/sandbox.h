@@ -32,8 +32,9 @@ int sandbox_sockets(struct sandbox_host *host, const char *id, int *fds, size_t 
 int sandbox_output(struct sandbox_host *host, const char *id, char *ret, size_t *ret_size, struct error *e);
 int sandbox_memory_copy(struct sandbox_host *host, const char *id, int base_fd, uint64_t size, int pages_fd,
                         int bitmap_fd, uint64_t *ret_pages, struct error *e);
-/* Gives back what memory copies keep for the next one: at once after the second copy, else after MEMORY_KEEP_MS. */
-void sandbox_memory_settle(struct sandbox_host *host);
+/* Work that no caller should wait for: closes the devices of killed sandboxes, gives back what memory copies keep for
+ * the next one (at once after the second copy, else after MEMORY_KEEP_MS). Call after replies and now and then. */
+void sandbox_settle(struct sandbox_host *host);
 /* Reaps children that have ended; call on SIGCHLD. */
 void sandbox_reap(struct sandbox_host *host);
 

@@ -156,6 +156,7 @@ static int handle_kill(struct connection *c, struct error *e)
 		r = sandbox_kill(c->server->sandboxes, request.id, e);
 	if (r == 0)
 		reply_value(c, 0, NULL, 0);
+	c->settle = 1;
 	return r;
 }
 
@@ -363,7 +364,7 @@ static void serve_one(struct connection *c)
 		sandbox_confirm(c->server->sandboxes, c->confirm);
 	*c->confirm = '\0';
 	if (c->settle)
-		sandbox_memory_settle(c->server->sandboxes);
+		sandbox_settle(c->server->sandboxes);
 	c->settle = 0;
 }
 
@@ -492,11 +493,15 @@ int server_run(struct server *server, struct error *e)
 		if (p[0].revents) {
 			struct signalfd_siginfo info;
 			if (fd_read_full(signals, &info, sizeof(info)) == (ssize_t)sizeof(info) && info.ssi_signo != SIGCHLD)
-				return 0;
+				break;
 			sandbox_reap(server->sandboxes);
 		}
 		if (p[1].revents)
 			accept_one(server, listener);
-		sandbox_memory_settle(server->sandboxes);
+		sandbox_settle(server->sandboxes);
 	}
+	char path[CONFIG_PATH_BYTES + 32];
+	config_helper_socket(server->config, path, sizeof(path));
+	unlink(path);
+	return 0;
 }

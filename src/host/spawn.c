@@ -13,10 +13,9 @@
 
 #include "base/fd.h"
 #include "host/client.h"
-#include "host/netns.h"
 
 #define SPAWN_FIRST_FD 3
-#define SPAWN_FDS_MAX (HOST_SANDBOX_FDS_MAX + 8 + CGROUP_DIRS_MAX)
+#define SPAWN_FDS_MAX (HOST_SANDBOX_FDS_MAX + 8)
 #define SPAWN_SETUP_WAIT_MS 15000
 /* A VMM goes before the daemon when memory runs out. */
 #define SPAWN_OOM_SCORE "300"
@@ -31,7 +30,7 @@ struct spawn_report {
 struct layout {
 	int fds[SPAWN_FDS_MAX];
 	size_t count;
-	int null, output, status, go, jail, procs[CGROUP_DIRS_MAX];
+	int null, output, status, go, jail;
 };
 
 static int add(struct layout *l, int fd)
@@ -72,18 +71,8 @@ static void reset_signals(void)
 }
 
 /* Everything between clone and the wait for the word. System calls only: other threads' locks may be held. */
-static int set_up(const struct spawn_spec *spec, const struct layout *l, int tap_number, const char **step)
+static int set_up(const struct spawn_spec *spec, const struct layout *l, const char **step)
 {
-	*step = "cgroup";
-	for (size_t i = 0; i < spec->cgroup->procs_count; i++)
-		if (write(l->procs[i], "0", 1) < 0)
-			return -errno;
-	int tap = netns_configure(step);
-	if (tap < 0)
-		return tap;
-	*step = "descriptor of the tap";
-	if (dup2(tap, tap_number) < 0)
-		return -errno;
 	*step = "session";
 	if (setsid() < 0 || sethostname("sandbox", 7) < 0)
 		return -errno;
@@ -106,17 +95,15 @@ static void child_main(const struct spawn_spec *spec, int status_fd, int go_fd)
 	struct layout l = {0};
 	for (size_t i = 0; i < spec->fd_count; i++)
 		add(&l, spec->fds[i]);
-	int tap_number = add(&l, spec->null_fd);
+	add(&l, spec->tap_fd);
 	l.null = add(&l, spec->null_fd);
 	l.output = add(&l, spec->output_fd);
 	l.status = add(&l, status_fd);
 	l.go = add(&l, go_fd);
 	l.jail = add(&l, spec->jail->mount_namespace);
-	for (size_t i = 0; i < spec->cgroup->procs_count; i++)
-		l.procs[i] = add(&l, spec->cgroup->procs_fds[i]);
-	report.error = arrange(&l, spec->fd_count);
+	report.error = arrange(&l, spec->fd_count + 1);
 	if (report.error == 0)
-		report.error = set_up(spec, &l, tap_number, &report.step);
+		report.error = set_up(spec, &l, &report.step);
 	char word;
 	if (report.error == 0) {
 		if (fd_read_full(l.go, &word, 1) != 1)
@@ -134,13 +121,13 @@ static int clone_child(const struct spawn_spec *spec, struct spawn_child *child,
 {
 	int pidfd = -1;
 	struct clone_args args = {
-	    .flags = CLONE_PIDFD | CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS,
+	    .flags = CLONE_PIDFD | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS,
 	    .pidfd = (uintptr_t)&pidfd,
 	    .exit_signal = SIGCHLD,
 	};
-	if (spec->cgroup->unified_fd >= 0) {
+	if (spec->cgroup_fd >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)spec->cgroup->unified_fd;
+		args.cgroup = (uint64_t)spec->cgroup_fd;
 	}
 	long pid = syscall(SYS_clone3, &args, sizeof(args));
 	if (pid < 0)

@@ -1,6 +1,7 @@
 /*
- * Starting a VMM: a process in fresh namespaces that puts itself into cgroup, network and jail, then waits for the word
- * to execute the program. Should the helper die before that, the process sees the pipe close and ends.
+ * Starting a VMM: a process that is born into cgroup and network namespace of the calling thread, gets other namespaces
+ * of its own, puts itself into the jail and then waits for the word to execute the program. Should the helper die
+ * before that, the process sees the pipe close and ends.
  */
 #ifndef SPACE_HOST_SPAWN_H
 #define SPACE_HOST_SPAWN_H
@@ -8,7 +9,6 @@
 #include <sys/types.h>
 
 #include "base/error.h"
-#include "host/cgroup.h"
 #include "host/jail.h"
 
 struct spawn_spec {
@@ -17,11 +17,12 @@ struct spawn_spec {
 	char *const *environment;
 	const int *fds; /* become 3, 4, …; the tap's number is 3 + fd_count */
 	size_t fd_count;
+	int tap_fd;
 	int null_fd;
 	int output_fd; /* becomes stderr */
 	uid_t uid;
 	const struct jail *jail;
-	const struct cgroup_handle *cgroup;
+	int cgroup_fd; /* v2 group to be born in, or -1 */
 };
 
 struct spawn_child {
