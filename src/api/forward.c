@@ -21,7 +21,7 @@ static int is_hop_by_hop(const char *name)
 	    "content-length",      "upgrade",    "http2-settings",
 	};
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-		if (!strcmp(name, names[i]))
+		if (!strcasecmp(name, names[i]))
 			return 1;
 	}
 	return 0;
@@ -31,7 +31,7 @@ static int is_hop_by_hop(const char *name)
 static int is_nominated(const struct http_header *headers, size_t count, const char *name)
 {
 	for (size_t i = 0; i < count; i++) {
-		if (!strcmp(headers[i].name, "connection") && http_list_has(headers[i].value, name))
+		if (!strcasecmp(headers[i].name, "connection") && http_list_has(headers[i].value, name))
 			return 1;
 	}
 	return 0;
@@ -51,7 +51,7 @@ static int is_ours(const char *name)
 	                                    "forwarded",
 	                                    "x-forwarded-prefix"};
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-		if (!strcmp(name, names[i]))
+		if (!strcasecmp(name, names[i]))
 			return 1;
 	}
 	return 0;
@@ -60,12 +60,12 @@ static int is_ours(const char *name)
 /* Credentials that were meant for us, or that only we may set. */
 static int is_credential(const struct exchange *x, const struct http_header *h)
 {
-	if (!strcmp(h->name, "x-api-key"))
+	if (!strcasecmp(h->name, "x-api-key"))
 		return x->preview.kind == PREVIEW_AGENT || auth_looks_like_key(h->value);
-	if (!strcmp(h->name, "x-access-token"))
+	if (!strcasecmp(h->name, "x-access-token"))
 		return x->preview.kind == PREVIEW_AGENT ||
 		       (x->preview.kind == PREVIEW_PORT && *x->access_token && text_equal_secret(h->value, x->access_token));
-	if (!strcmp(h->name, "authorization") && x->preview.kind == PREVIEW_AGENT)
+	if (!strcasecmp(h->name, "authorization") && x->preview.kind == PREVIEW_AGENT)
 		return strncasecmp(h->value, "basic ", 6) != 0 ||
 		       http_request_header(&x->stream->request, "x-space-user") != NULL;
 	return 0;
@@ -132,7 +132,7 @@ static int append_request_headers(const struct exchange *x, struct buf *to)
 		if (is_hop_by_hop(h->name) || is_ours(h->name) || is_credential(x, h) ||
 		    is_nominated(q->headers, q->header_count, h->name))
 			continue;
-		if (strcmp(h->name, "cookie") != 0 || x->preview.kind != PREVIEW_PORT ||
+		if (strcasecmp(h->name, "cookie") != 0 || x->preview.kind != PREVIEW_PORT ||
 		    !strstr(h->value, PREVIEW_TOKEN_NAME)) {
 			r = append_header(to, h->name, h->value);
 			continue;
@@ -204,12 +204,12 @@ int forward_answer_head(const struct exchange *x, const struct http_parser *answ
 	int r = 0;
 	for (size_t i = 0; i < answer->header_count && r == 0; i++) {
 		const struct http_header *h = &answer->headers[i];
-		int protocol = answer->status == 101 && !strcmp(h->name, "upgrade");
+		int protocol = answer->status == 101 && !strcasecmp(h->name, "upgrade");
 		if ((is_hop_by_hop(h->name) && !protocol) ||
 		    (!protocol && is_nominated(answer->headers, answer->header_count, h->name)))
 			continue;
 		int in_path = x->preview.kind == PREVIEW_PORT && x->preview.prefix[0];
-		if (in_path && !strcmp(h->name, "location") && h->value[0] == '/' && h->value[1] != '/') {
+		if (in_path && !strcasecmp(h->name, "location") && h->value[0] == '/' && h->value[1] != '/') {
 			text_headers[texts++] = ret->count;
 			r = add_text(ret, "location", x->preview.prefix, h->value, "");
 		} else {

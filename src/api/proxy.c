@@ -146,7 +146,7 @@ static int check_preview_access(struct exchange *x, const json_t *session, struc
 	const char *token = json_string_value(json_object_get(session, "access_token"));
 	if (x->has_token && token && *token && text_equal_secret(token, x->token))
 		return 0;
-	if (!json_is_true(json_object_get(session, "private_ports")))
+	if (json_is_false(json_object_get(session, "private_ports")))
 		return 0;
 	return error_set(
 	    e, ERROR_UNAUTHENTICATED,

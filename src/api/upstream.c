@@ -342,6 +342,7 @@ int upstream_new(struct api *api, int fd, const char *session_id, struct upstrea
 	uv_tcp_nodelay(&u->tcp, 1);
 	u->output = (struct http_output){.stream = (uv_stream_t *)&u->tcp, .moved = on_moved, .context = u};
 	http_parser_init(&u->parser, HTTP_PARSER_ANSWER, UPSTREAM_HEAD_BYTES_MAX);
+	u->parser.keep_case = 1;
 	*ret = u;
 	return 0;
 }

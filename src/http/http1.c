@@ -446,6 +446,7 @@ static void process_leftover(struct connection *c)
 void http1_begin(struct connection *c)
 {
 	http_parser_init(&c->parser, HTTP_PARSER_REQUEST, c->server->limits.head_bytes);
+	c->parser.keep_case = 1;
 	c->output = (struct http_output){.stream = &c->handle.stream, .moved = on_moved, .context = c};
 	c->state = CONNECTION_HEAD;
 	/* A connection that never says anything is half-open, not idle. */

@@ -82,8 +82,10 @@ void http_parser_reset(struct http_parser *p)
 {
 	enum http_parser_kind kind = p->kind;
 	size_t limit = p->head_limit;
+	int keep_case = p->keep_case;
 	buf_free(&p->head);
 	http_parser_init(p, kind, limit);
+	p->keep_case = keep_case;
 }
 
 static int refuse(struct http_parser *p, int status, struct error *e, const char *what)
@@ -162,7 +164,7 @@ static int cut_headers(struct http_parser *p, struct error *e)
 		if (*colon != ':' || colon == name)
 			return refuse(p, 400, e, "blank between header name and colon");
 		*colon = '\0';
-		for (char *c = name; *c; c++)
+		for (char *c = name; *c && !p->keep_case; c++)
 			*c = (char)tolower((unsigned char)*c);
 		char *value = colon + 1;
 		char *end = strstr(value, "\r\n");
@@ -184,13 +186,13 @@ static int decide_framing(struct http_parser *p, struct error *e)
 	size_t codings = 0, lengths = 0, hosts = 0;
 	for (size_t i = 0; i < p->header_count; i++) {
 		const struct http_header *h = &p->headers[i];
-		if (!strcmp(h->name, "transfer-encoding")) {
+		if (!strcasecmp(h->name, "transfer-encoding")) {
 			coding = h->value;
 			codings++;
-		} else if (!strcmp(h->name, "content-length")) {
+		} else if (!strcasecmp(h->name, "content-length")) {
 			length = h->value;
 			lengths++;
-		} else if (!strcmp(h->name, "host")) {
+		} else if (!strcasecmp(h->name, "host")) {
 			hosts++;
 		}
 	}
@@ -231,11 +233,11 @@ static void decide_connection(struct http_parser *p)
 	int close = 0, keep = 0, upgrade = 0, protocol = 0;
 	for (size_t i = 0; i < p->header_count; i++) {
 		const struct http_header *h = &p->headers[i];
-		if (!strcmp(h->name, "connection")) {
+		if (!strcasecmp(h->name, "connection")) {
 			close |= http_list_has(h->value, "close");
 			keep |= http_list_has(h->value, "keep-alive");
 			upgrade |= http_list_has(h->value, "upgrade");
-		} else if (!strcmp(h->name, "upgrade")) {
+		} else if (!strcasecmp(h->name, "upgrade")) {
 			protocol = *h->value != '\0';
 		}
 	}

@@ -28,9 +28,10 @@ enum http_framing {
 struct http_parser {
 	enum http_parser_kind kind;
 	size_t head_limit;
+	int keep_case;   /* set by the caller: header names stay as sent; else they become lower case */
 	int head_answer; /* set by the caller for an answer to HEAD: it has no body whatever its head says */
 
-	/* Valid once head_done. Strings point into `head`; header names are in lower case. */
+	/* Valid once head_done. Strings point into `head`. */
 	struct buf head; /* owned; may be taken with TAKE (struct copy and zeroing) once head_done */
 	int head_done;
 	const char *method; /* requests */
