@@ -308,6 +308,7 @@ int vmm_adopt(const struct vmm_host *host, const char *sandbox_id, const char *r
 	else
 		r = qmp_connect(&vmm->qmp, runtime_dir, CONTROL_SOCKET, vmm->pidfd, COMMAND_TIMEOUT_MS, e);
 	if (r < 0) {
+		with_output(vmm, r, e);
 		vmm_free(vmm);
 		return error_prefix(e, "adopt sandbox %s", sandbox_id);
 	}

@@ -38,7 +38,8 @@
  * fifth of the speed; the host's protection from the guest does not depend on them.
  */
 #define KERNEL_OPTIONS                                                                                                 \
-	"console=ttyS0 panic=-1 mitigations=off random.trust_cpu=on no_timer_check cryptomgr.notests 8250.nr_uarts=1 "     \
+	"console=ttyS0 reboot=t panic=-1 mitigations=off random.trust_cpu=on no_timer_check cryptomgr.notests "            \
+	"8250.nr_uarts=1 "                                                                                                 \
 	"audit=0 apparmor=0 quiet loglevel=4"
 
 static void append(struct qemu_arguments *a, const char *argument)
@@ -156,7 +157,7 @@ static void append_devices(struct qemu_arguments *a, int disk_fd, int console_fd
 	append(a, "-add-fd");
 	append_format(a, "fd=%d,set=1", disk);
 	append(a, "-blockdev");
-	append(a, "driver=file,node-name=disk,filename=/dev/fdset/1,aio=threads,discard=unmap,locking=off,"
+	append(a, "driver=file,node-name=disk,filename=/dev/fdset/1,aio=threads,discard=unmap,locking=off,drop-cache=off,"
 	          "cache.direct=off,cache.no-flush=on");
 	append(a, "-chardev");
 	if (console_fd >= 0) {
