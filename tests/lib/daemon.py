@@ -62,11 +62,17 @@ class Daemon:
     # -- life
 
     def environment(self):
-        keys = {"data_dir": self.data_dir, "runtime_dir": self.runtime_dir, "listen": f"127.0.0.1:{self.port}",
+        keys = {"agent_path": self.agent(), "data_dir": self.data_dir, "runtime_dir": self.runtime_dir, "listen": f"127.0.0.1:{self.port}",
                 "instance": self.instance, "vmm_uid_base": self.uid_first, **self.settings}
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SPACE_")}
         return {**clean, **{f"SPACE_{key.upper()}": str(value) for key, value in keys.items()},
                 "SPACE_CONFIG": str(self.home / "space.conf")}
+
+    def agent(self):
+        """The guest's agent: a sanitizer's run-time is not in the guest, so there it is that of the plain build."""
+        if SANITIZED:
+            return hostside.ROOT / "build-gcc" / "bin" / "space-agent"
+        return reachable_programs() / "space-agent"
 
     def prepare(self):
         ensure_user()

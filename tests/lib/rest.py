@@ -201,7 +201,8 @@ class Client:
         found, cursor = [], None
         while True:
             page = dict(query, **({"cursor": cursor} if cursor else {}))
-            answer = self.ask("GET", "/v1/sessions" + ("?" + urllib.parse.urlencode(page, doseq=True) if page else ""))
+            page = {key: ",".join(value) if isinstance(value, list) else value for key, value in page.items()}
+            answer = self.ask("GET", "/v1/sessions" + ("?" + urllib.parse.urlencode(page) if page else ""))
             found += answer["sessions"]
             cursor = answer.get("next_cursor")
             if not cursor:

@@ -82,12 +82,12 @@ def clean_host(request):
 @pytest.fixture
 def session(api):
     """A running session without rolling snapshots."""
-    return api.create(template="default", snapshot_interval=0)["id"]
+    return api.create(template="default", snapshot_interval_s=0)["id"]
 
 
 @pytest.fixture
 def make(api):
     """Makes running sessions: make(), make(name="x")."""
     def create(**params):
-        return api.create(**{"template": "default", "snapshot_interval": 0, **params})["id"]
+        return api.create(**{"template": "default", "snapshot_interval_s": 0, **params})["id"]
     return create

@@ -161,10 +161,10 @@ def test_branch_at_a_snapshot(api, session):
     api.out(session, "echo early > f")
     early = api.verb(session, "snapshot")["id"]
     api.out(session, "echo late > f")
-    branch = api.branch(session, 1, at=early)[0]["id"]
+    branch = api.branch(session, 1, snapshot=early)[0]["id"]
     assert api.out(branch, "cat f") == "early"
     assert api.out(session, "cat f") == "late"
-    answer = api.call("POST", f"/v1/sessions/{session}/branch", {"at": "nnotthere"})
+    answer = api.call("POST", f"/v1/sessions/{session}/branch", {"snapshot": "nnotthere"})
     assert answer.status in (400, 404)
     for count in (0, -1, 100000, "two"):
         assert api.call("POST", f"/v1/sessions/{session}/branch", {"count": count}).status == 400

@@ -30,7 +30,7 @@ class Model:
         self.snapshots = {}
 
     def renew(self):
-        self.session = self.api.create(template="default", snapshot_interval=0)["id"]
+        self.session = self.api.create(template="default", snapshot_interval_s=0)["id"]
         self.durable = self.written = 0
         self.snapshots = {}
         self.note()
@@ -68,7 +68,7 @@ class Model:
     def act(self, verb):
         api, session = self.api, self.session
         if verb == "create":
-            return api.create(template="default", snapshot_interval=0)
+            return api.create(template="default", snapshot_interval_s=0)
         if verb == "exec":
             return api.exec(session, "sleep 0.1; echo done", timeout=20)
         if verb == "snapshot":
@@ -179,7 +179,7 @@ def test_random_kills_during_every_verb(daemon):
 
 def test_daemon_restart_leaves_everything_running(daemon, api, make):
     """Same ids, labels and end; the guests were not restarted; exec, files, ports and streams work on."""
-    running = [make(labels={"n": str(n)}, timeout=900) for n in range(3)]
+    running = [make(labels={"n": str(n)}, timeout_s=900) for n in range(3)]
     suspended = [make() for _ in range(2)]
     for one in suspended:
         api.out(one, "echo kept > f")
@@ -213,8 +213,8 @@ def test_daemon_restart_leaves_everything_running(daemon, api, make):
 
 
 def test_timeout_that_ran_out_while_the_daemon_was_down(daemon, api, make):
-    keep = make(timeout=2, on_timeout="suspend")
-    drop = make(timeout=2, on_timeout="kill")
+    keep = make(timeout_s=2, on_timeout="suspend")
+    drop = make(timeout_s=2, on_timeout="kill")
     api.out(keep, "echo kept > f")
     daemon.kill()
     time.sleep(3)

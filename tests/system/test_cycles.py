@@ -35,7 +35,7 @@ def test_ten_cycles_with_daemon_kills(daemon, api, session):
 
 def test_timeout_suspend_loses_no_more_than_an_explicit_one(api, make):
     """A timeout goes the same way as a request: last line and in-memory number agree."""
-    session = make(timeout=4, on_timeout="suspend")
+    session = make(timeout_s=4, on_timeout="suspend")
     guests.start_counter(api, session)
     before = guests.ask_counter(api, session)
     suspended = api.wait_state(session, "suspended", timeout=15)

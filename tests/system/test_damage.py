@@ -204,7 +204,7 @@ def test_full_disk_harms_nothing(daemon, api, make):
 @pytest.mark.limit(120)
 def test_rolling_snapshots_thin_out_before_the_disk_is_full(daemon, api, make):
     """With little room a rolling session goes on, older rolling snapshots make way."""
-    session = make(snapshot_interval=1)
+    session = make(snapshot_interval_s=1)
     with FullDisk(daemon, 400 << 20):
         for number in range(12):
             api.out(session, f"head -c 30000000 /dev/urandom > /dev/shm/dirty; echo {number} > f")
@@ -212,7 +212,7 @@ def test_rolling_snapshots_thin_out_before_the_disk_is_full(daemon, api, make):
             assert api.state(session) == "running"
     history = api.history(session)["snapshots"]
     assert history, "none was kept"
-    api.update(session, snapshot_interval=0)
+    api.update(session, snapshot_interval_s=0)
     api.verb(session, "rewind", snapshot=history[-1]["id"])
     assert api.out(session, "cat f")
 

@@ -41,7 +41,7 @@ def test_while_a_verb_runs(api, make, verb):
         name = f"race-{verb}-{int(moment * 1000)}"
         if verb == "create":
             worker = threading.Thread(target=lambda name=name: quietly(
-                lambda: api.create(template="default", name=name, snapshot_interval=0)))
+                lambda: api.create(template="default", name=name, snapshot_interval_s=0)))
             worker.start()
             time.sleep(moment)
             quietly(lambda name=name: api.delete(name))
@@ -131,7 +131,7 @@ def test_two_hundred_rounds_of_create_and_delete(daemon, api):
                 left[0] -= 1
                 number = left[0]
             try:
-                made = client.create(template="default", name=f"r{number}", snapshot_interval=0)
+                made = client.create(template="default", name=f"r{number}", snapshot_interval_s=0)
                 choice = dice.random()
                 if choice < 0.2:
                     quietly(lambda: client.verb(made["id"], "suspend"))

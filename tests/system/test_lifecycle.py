@@ -65,7 +65,7 @@ def test_use_during_a_slow_suspend(api, session):
 
 def test_kill_timer_stands_still_while_suspended(daemon, api, make):
     """Suspended by hand before its time ran out, it is not deleted when the old time comes."""
-    session = make(timeout=4, on_timeout="kill")
+    session = make(timeout_s=4, on_timeout="kill")
     api.out(session, "echo kept > f")
     time.sleep(1)
     api.verb(session, "suspend")
@@ -79,27 +79,27 @@ def test_kill_timer_stands_still_while_suspended(daemon, api, make):
 
 
 def test_timeout_kill(daemon, api, make):
-    session = make(timeout=2, on_timeout="kill")
+    session = make(timeout_s=2, on_timeout="kill")
     guests.wait_for(lambda: api.call("GET", f"/v1/sessions/{session}").status == 404, timeout=15)
     guests.wait_for(lambda: daemon.vmms() == [], timeout=10)
 
 
 def test_connect_extends_and_never_shortens(api, make):
-    session = make(timeout=1800)
+    session = make(timeout_s=1800)
     before = api.get(session)["end_at"]
-    api.verb(session, "connect", timeout=300)
+    api.verb(session, "connect", timeout_s=300)
     assert api.get(session)["end_at"] >= before
-    api.verb(session, "connect", timeout=3600)
+    api.verb(session, "connect", timeout_s=3600)
     assert api.get(session)["end_at"] > before
-    api.update(session, timeout=60)
+    api.update(session, timeout_s=60)
     assert api.get(session)["end_at"] < before
 
 
 def test_policy_survives_every_wake(api, make):
-    session = make(timeout=2, on_timeout="suspend")
+    session = make(timeout_s=2, on_timeout="suspend")
     for _ in range(3):
         api.wait_state(session, "suspended", timeout=15)
-        api.verb(session, "connect", timeout=2)
+        api.verb(session, "connect", timeout_s=2)
         assert api.get(session)["on_timeout"] == "suspend"
     api.wait_state(session, "suspended", timeout=15)
 
@@ -227,7 +227,7 @@ def test_environment_reaches_every_process(api, make):
 def test_create_answers_when_the_guest_does(api):
     """What create returns is usable at once."""
     for _ in range(3):
-        made = api.create(template="default", snapshot_interval=0)
+        made = api.create(template="default", snapshot_interval_s=0)
         started = time.monotonic()
         assert api.exec(made["id"], ["true"]).code == 0
         assert time.monotonic() - started < 2

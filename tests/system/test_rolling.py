@@ -22,7 +22,7 @@ def rolling_of(api, session):
 @pytest.mark.limit(420)
 def test_rewind_to_each_of_the_last_ten(api, make):
     """O_DIRECT, buffered, git and SQLite writers; integrity is clean everywhere, the counter is the one of then."""
-    session = make(snapshot_interval=INTERVAL_S)
+    session = make(snapshot_interval_s=INTERVAL_S)
     guests.start_counter(api, session)
     for name, program in guests.WRITERS.items():
         guests.background(api, session, program, name)
@@ -30,7 +30,7 @@ def test_rewind_to_each_of_the_last_ten(api, make):
     api.out(session, "nohup sh /tmp/git.sh >/tmp/git.out 2>&1 </dev/null &")
     api.write(session, "/tmp/check.sh", guests.CHECK_WRITERS.encode())
     guests.wait_for(lambda: len(rolling_of(api, session)) >= KEPT, timeout=120, pause=0.5)
-    api.update(session, snapshot_interval=0)
+    api.update(session, snapshot_interval_s=0)
     present = guests.ask_counter(api, session)
     chosen = rolling_of(api, session)[-KEPT:]
     assert len({entry["id"] for entry in chosen}) == KEPT
@@ -56,7 +56,7 @@ def test_rewind_to_each_of_the_last_ten(api, make):
 
 
 def test_nothing_is_taken_when_nothing_changed(api, make):
-    session = make(snapshot_interval=1)
+    session = make(snapshot_interval_s=1)
     api.out(session, "echo x > f")
     guests.wait_for(lambda: rolling_of(api, session), timeout=20)
     time.sleep(3)
@@ -68,7 +68,7 @@ def test_nothing_is_taken_when_nothing_changed(api, make):
 
 
 def test_a_rolling_snapshot_disturbs_no_stream(api, make):
-    session = make(snapshot_interval=1)
+    session = make(snapshot_interval_s=1)
     result = api.exec(session, "i=0; while [ $i -lt 300 ]; do i=$((i+1)); echo $i; sleep 0.02; done", timeout=60)
     assert [int(number) for number in result.out.split()] == list(range(1, 301))
     assert len(rolling_of(api, session)) >= 3

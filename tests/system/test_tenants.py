@@ -21,10 +21,10 @@ def tenants(api, daemon):
 
 def routes(session, snapshot):
     base = f"/v1/sessions/{session}"
-    return [("GET", base, None), ("PATCH", base, {"timeout": 1}), ("DELETE", base, None),
+    return [("GET", base, None), ("PATCH", base, {"timeout_s": 1}), ("DELETE", base, None),
             *[("POST", f"{base}/{verb}", {}) for verb in ("pause", "resume", "suspend", "wake", "connect", "snapshot",
                                                           "branch")],
-            ("POST", f"{base}/rewind", {"snapshot": snapshot}), ("POST", f"{base}/branch", {"at": snapshot}),
+            ("POST", f"{base}/rewind", {"snapshot": snapshot}), ("POST", f"{base}/branch", {"snapshot": snapshot}),
             ("GET", f"{base}/snapshots", None), ("DELETE", f"{base}/snapshots/{snapshot}", None),
             ("GET", f"{base}/agent/envs", None), ("POST", f"{base}/agent/process.Process/List", {}),
             ("GET", f"{base}/agent/files?path=/etc/passwd", None), ("GET", f"{base}/ports/8000/", None)]
@@ -32,7 +32,7 @@ def routes(session, snapshot):
 
 def test_every_route_of_another_tenants_session(tenants):
     red, blue = tenants
-    session = red.create(template="default", name="reds-own", snapshot_interval=0, timeout=900)["id"]
+    session = red.create(template="default", name="reds-own", snapshot_interval_s=0, timeout_s=900)["id"]
     snapshot = red.verb(session, "snapshot")["id"]
     before = red.get(session)
     for state in ("running", "suspended"):
@@ -49,10 +49,10 @@ def test_every_route_of_another_tenants_session(tenants):
     assert blue.list() == []
     assert [entry["id"] for entry in red.list()] == [session]
     # The same name is free for another tenant.
-    own = blue.create(template="default", name="reds-own", snapshot_interval=0)["id"]
+    own = blue.create(template="default", name="reds-own", snapshot_interval_s=0)["id"]
     answer = blue.call("POST", f"/v1/sessions/{own}/rewind", {"snapshot": snapshot})
     assert answer.status == 404
-    answer = blue.call("POST", f"/v1/sessions/{own}/branch", {"at": snapshot})
+    answer = blue.call("POST", f"/v1/sessions/{own}/branch", {"snapshot": snapshot})
     assert answer.status == 404
     red.delete(session)
     blue.delete(own)
@@ -88,7 +88,7 @@ def test_operators_matters_are_not_tenants(tenants):
     for path in ("/debug", "/debug/pprof/", "/v1/debug", "/nodes", "/admin", "/v1/sandboxes-all", "/.env", "/v1"):
         answer = red.call("GET", path)
         assert answer.status in (401, 403, 404), (path, answer.status)
-    red.create(template="default", snapshot_interval=0)
+    red.create(template="default", snapshot_interval_s=0)
     for session in red.list():
         red.delete(session["id"])
 
@@ -119,9 +119,9 @@ def test_events_are_ones_own(tenants, api):
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     time.sleep(0.3)
-    session = red.create(template="default", snapshot_interval=0)["id"]
+    session = red.create(template="default", snapshot_interval_s=0)["id"]
     red.delete(session)
-    own = blue.create(template="default", snapshot_interval=0)["id"]
+    own = blue.create(template="default", snapshot_interval_s=0)["id"]
     guests.wait_for(lambda: any(event.get("session_id") == own for event in seen), timeout=8)
     blue.delete(own)
     assert not [event for event in seen if event.get("session_id") == session]

@@ -19,7 +19,7 @@ def refused(status, function, *arguments, **options):
 def test_the_main_job(api):
     """create → run code → pause → resume → snapshot → suspend → wake → branch → rewind → delete."""
     made = api.create(template="default", name="main-job", labels={"team": "red"}, environment={"A": "1"},
-                      snapshot_interval=0)
+                      snapshot_interval_s=0)
     session = made["id"]
     assert made["state"] == "running" and made["name"] == "main-job" and made["labels"] == {"team": "red"}
     assert api.out(session, "echo $A; echo one > note") == "1"
@@ -86,9 +86,9 @@ def test_verbs_in_wrong_states(api, session):
     ({"template": "../../etc"}, "template"),
     ({"name": "a b/c"}, "name"),
     ({"name": "x" * 300}, "name"),
-    ({"timeout": -1}, "timeout"),
-    ({"timeout": "soon"}, "timeout"),
-    ({"timeout": 1e300}, "timeout"),
+    ({"timeout_s": -1}, "timeout"),
+    ({"timeout_s": "soon"}, "timeout"),
+    ({"timeout_s": 1e300}, "timeout"),
     ({"on_timeout": "explode"}, "on_timeout"),
     ({"labels": {"k": 1}}, "labels"),
     ({"labels": []}, "labels"),
@@ -97,7 +97,7 @@ def test_verbs_in_wrong_states(api, session):
     ({"environment": {"": "x"}}, "environment"),
     ({"environment": {"A": "x\0y"}}, ""),
     ({"environment": {"A": "x" * 200000}}, "environment"),
-    ({"snapshot_interval": "often"}, "snapshot_interval"),
+    ({"snapshot_interval_s": "often"}, "snapshot_interval"),
     ({"colour": "red"}, "colour"),
 ])
 def test_bad_create_changes_nothing(api, daemon, params, named):
@@ -141,8 +141,8 @@ def test_wrong_method(api, session):
 
 
 def test_update(api, session):
-    end = api.update(session, timeout=600)
-    assert end["timeout"] == 600 and end["end_at"]
+    end = api.update(session, timeout_s=600)
+    assert end["timeout_s"] == 600 and end["end_at"]
     changed = api.update(session, name="renamed", labels={"a": "b"}, on_timeout="kill")
     assert changed["name"] == "renamed" and changed["labels"] == {"a": "b"} and changed["on_timeout"] == "kill"
     assert api.get("renamed")["id"] == session  # a name is as good as an id
