@@ -164,6 +164,8 @@ static int cut_headers(struct http_parser *p, struct error *e)
 		if (*colon != ':' || colon == name)
 			return refuse(p, 400, e, "blank between header name and colon");
 		*colon = '\0';
+		if (!http_name_is_valid(name))
+			return refuse(p, 400, e, "header name is not a token");
 		for (char *c = name; *c && !p->keep_case; c++)
 			*c = (char)tolower((unsigned char)*c);
 		char *value = colon + 1;

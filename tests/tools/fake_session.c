@@ -118,7 +118,7 @@ int session_create(struct session_manager *m, const struct session_caller *who, 
 {
 	static const char *const fields[] = {"name", "template", "labels", "private_ports", "timeout_s", NULL};
 	const char *name = "";
-	int private_ports = 0;
+	int private_ports = 1;
 	if (json_check_fields(params, fields, e) < 0 || json_read_string(params, "name", 63, &name, e) < 0 ||
 	    json_read_bool(params, "private_ports", &private_ports, e) < 0)
 		return -EINVAL;
