@@ -38,7 +38,8 @@ struct pending {
 	char name[];
 };
 
-enum scan { SCAN_SILENT, SCAN_REPORT, SCAN_RESYNC /* report only what is in directories that were not watched yet */ };
+/* SCAN_REPORT reports what is in directories that were not watched yet; the others tell by their events. */
+enum scan { SCAN_SILENT, SCAN_REPORT };
 
 struct watch {
 	int inotify;
@@ -296,7 +297,7 @@ static int scan_directory(struct watch *w, const char *name, enum scan mode, str
 		return r;
 	if (r < 0 || !w->is_recursive)
 		return name[0] == 0 && r < 0 ? r : 0;
-	int is_reporting = mode == SCAN_REPORT || (mode == SCAN_RESYNC && r == 1);
+	int is_reporting = mode == SCAN_REPORT && r == 1;
 	int copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = copy < 0 ? NULL : fdopendir(copy);
 	if (!dir) {
@@ -354,7 +355,8 @@ static int process_arrival(struct watch *w, const struct inotify_event *event, c
 		r = w->emit(w->context, WATCH_CREATE, name);
 	if (r == 0 && is_upload)
 		r = w->emit(w->context, WATCH_WRITE, name);
-	if (r == 0 && w->is_recursive && (event->mask & IN_ISDIR))
+	/* What a reading reported it also went into. */
+	if (r == 0 && w->is_recursive && (event->mask & IN_ISDIR) && !is_repeated)
 		r = scan_tree(w, name, SCAN_REPORT, left);
 	return r;
 }
@@ -390,7 +392,7 @@ static int process_event(struct watch *w, const struct inotify_event *event, siz
 	if (event->mask & IN_Q_OVERFLOW) {
 		forget_all(w);
 		int r = w->emit(w->context, WATCH_OVERFLOW, ".");
-		return r == 0 && w->is_recursive ? scan_tree(w, "", SCAN_RESYNC, left) : r;
+		return r == 0 && w->is_recursive ? scan_tree(w, "", SCAN_REPORT, left) : r;
 	}
 	if (event->wd == w->root_wd && (event->mask & (IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED))) {
 		if (w->is_ended)
