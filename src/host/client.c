@@ -19,6 +19,7 @@
 /* The supervisor restarts a dead helper within a fraction of this. */
 #define CLIENT_CONNECT_WAIT_MS 3000
 #define CLIENT_CONNECT_STEP_MS 20
+#define CLIENT_REPEATS_MAX 4
 #define CLIENT_REPLY_WAIT_MS 60000
 /* Between two lines of progress of an image build. */
 #define CLIENT_BUILD_WAIT_MS (20 * 60 * 1000)
@@ -191,7 +192,7 @@ struct call {
 	const int *fds;
 	size_t fd_count;
 	int timeout_ms;
-	int repeat; /* once, if the helper goes away without an answer */
+	int repeat; /* if the helper goes away without an answer */
 	/* For each reply that is not an error; may take descriptors by setting them to -1. */
 	int (*on_reply)(void *context, struct reply *reply, struct error *e);
 	void *context;
@@ -256,9 +257,12 @@ static int perform(struct host_client *client, const struct call *call, struct e
 		return error_set_errno(e, ENOMEM, "host helper");
 	int lost;
 	int r = attempt(client, call, reply, &lost, e);
-	/* All requests can be repeated: what a helper that died had begun, its successor finishes or undoes. */
-	if (r < 0 && lost && call->repeat)
+	/* What a helper that died had begun, its successor finishes or undoes, so the request can be sent again. One that
+	 * is still dying takes connections and never answers: hence more than one try. */
+	for (int i = 0; i < CLIENT_REPEATS_MAX && r < 0 && lost && call->repeat; i++) {
+		nanosleep(&(struct timespec){.tv_nsec = (CLIENT_CONNECT_STEP_MS << i) * 1000000L}, NULL);
 		r = attempt(client, call, reply, &lost, e);
+	}
 	return r;
 }
 
@@ -326,6 +330,7 @@ int host_sandbox_start(struct host_client *client, const struct host_sandbox_spe
 		return error_set(e, r == -ENOMEM ? ERROR_EXHAUSTED : ERROR_TOO_LARGE,
 		                 "VMM arguments pass %d strings or %d bytes", HOST_ARGUMENTS_MAX, HOST_ARGUMENT_BYTES_MAX);
 	start.argument_bytes = (uint32_t)(message.size - sizeof(start));
+	random_bytes(&start.nonce, sizeof(start.nonce));
 	start.header = make_header(PROTOCOL_SANDBOX_START, message.size);
 	memcpy(message.data, &start, sizeof(start));
 	struct start_result result = {.pidfd = -1};
@@ -338,8 +343,12 @@ int host_sandbox_start(struct host_client *client, const struct host_sandbox_spe
 	                    .on_reply = on_start,
 	                    .context = &result};
 	r = perform(client, &call, e);
-	if (r < 0)
+	if (r < 0) {
+		/* The helper may have started it, in spite of all; nobody could know of it but by its id. */
+		if (r == error_code_errno(ERROR_UNAVAILABLE) || r == error_code_errno(ERROR_TIMEOUT))
+			host_sandbox_kill(client, spec->id, NULL);
 		return r;
+	}
 	*ret_pid = result.pid;
 	*ret_pidfd = result.pidfd;
 	return 0;
@@ -434,7 +443,8 @@ static int on_list(void *context, struct reply *reply, struct error *e)
 			continue;
 		if (next_fd >= reply->fd_count)
 			return error_set(e, ERROR_INTERNAL, "host helper sent a list without its pidfds");
-		info->pidfd = TAKE_FD(reply->fds[next_fd++]);
+		info->pidfd = TAKE_FD(reply->fds[next_fd]);
+		next_fd++;
 	}
 	return 0;
 }

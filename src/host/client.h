@@ -3,8 +3,9 @@
  *
  * The helper listens on a SEQPACKET unix socket (RUNTIME_DIR/helper.sock) that only the daemon's user may open. Every
  * request is one typed message; files travel as descriptors, so the helper never opens a path that the daemon names.
- * A client is thread-safe (it keeps a few connections) and reconnects by itself after the helper was restarted; a
- * request that was in flight then fails with ERROR_UNAVAILABLE and may be repeated, since all requests are idempotent.
+ * A client is thread-safe (it keeps a few connections) and reconnects by itself after the helper was restarted. A
+ * request that was in flight then is sent again (but for image builds), since all requests are idempotent; if that does
+ * not help it fails with ERROR_UNAVAILABLE.
  */
 #ifndef SPACE_HOST_CLIENT_H
 #define SPACE_HOST_CLIENT_H

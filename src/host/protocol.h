@@ -53,6 +53,7 @@ struct protocol_start {
 	char id[ID_BYTES];
 	char program[PROTOCOL_NAME_BYTES];
 	char preload[PROTOCOL_NAME_BYTES]; /* "" = none */
+	uint64_t nonce;                    /* of the call: a repetition of it is told from another start of the same id */
 	uint64_t memory_max_bytes;
 	uint32_t cpu_percent;
 	uint32_t pids_max;

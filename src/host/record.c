@@ -18,8 +18,8 @@ int record_write(int folder_fd, const struct record *record, struct error *e)
 {
 	char text[RECORD_BYTES_MAX];
 	char temporary[ID_BYTES + 8];
-	int size = snprintf(text, sizeof(text), "%s pid %d start %" PRIu64 " index %u confirmed %d\n", record->id,
-	                    (int)record->pid, record->start_time, record->index, record->confirmed);
+	int size = snprintf(text, sizeof(text), "%s pid %d start %" PRIu64 " index %u nonce %" PRIx64 "\n", record->id,
+	                    (int)record->pid, record->start_time, record->index, record->nonce);
 	text_format(temporary, sizeof(temporary), ".%s", record->id);
 	CLEANUP_CLOSE int fd = openat(folder_fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	int r = fd < 0 ? -errno : fd_write_full(fd, text, (size_t)size);
@@ -48,8 +48,8 @@ static int read_record(int folder_fd, const char *name, struct record *ret)
 		return r;
 	int pid;
 	*ret = (struct record){0};
-	if (sscanf(text, "%23s pid %d start %" SCNu64 " index %u confirmed %d", id, &pid, &ret->start_time, &ret->index,
-	           &ret->confirmed) != 5)
+	if (sscanf(text, "%23s pid %d start %" SCNu64 " index %u nonce %" SCNx64, id, &pid, &ret->start_time, &ret->index,
+	           &ret->nonce) != 5)
 		return -EBADMSG;
 	if (strcmp(id, name) != 0 || pid <= 1 || ret->index >= HOST_SANDBOXES_MAX)
 		return -EBADMSG;

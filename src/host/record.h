@@ -13,7 +13,7 @@ struct record {
 	pid_t pid;
 	uint64_t start_time; /* of the process, so that a reused pid is not taken for it */
 	unsigned index;      /* of its user id */
-	int confirmed;       /* the answer to its start was sent; else nobody knows of it and it goes */
+	uint64_t nonce;      /* of the call that started it */
 };
 
 int record_write(int folder_fd, const struct record *record, struct error *e);

@@ -44,7 +44,7 @@ struct sandbox {
 	unsigned references;
 	int listed; /* in the table */
 	int started;
-	int confirmed;
+	uint64_t nonce;
 	pid_t pid;
 	uint64_t start_time;
 	int pidfd;  /* -1: had ended before this helper started */
@@ -280,7 +280,7 @@ static int open_netns(pid_t pid)
 
 static int write_record(struct sandbox_host *host, const struct sandbox *s, struct error *e)
 {
-	struct record record = {.pid = s->pid, .start_time = s->start_time, .index = s->index, .confirmed = s->confirmed};
+	struct record record = {.pid = s->pid, .start_time = s->start_time, .index = s->index, .nonce = s->nonce};
 	text_copy(record.id, sizeof(record.id), s->id);
 	return record_write(host->records, &record, e);
 }
@@ -369,11 +369,34 @@ static int check_spec(const struct host_sandbox_spec *spec, struct error *e)
 	return 0;
 }
 
-int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, pid_t *ret_pid, int *ret_pidfd,
-                  struct error *e)
+static int hand_out(const struct sandbox *s, pid_t *ret_pid, int *ret_pidfd, struct error *e)
+{
+	*ret_pid = s->pid;
+	*ret_pidfd = fcntl(s->pidfd, F_DUPFD_CLOEXEC, 0);
+	return *ret_pidfd < 0 ? error_set_errno(e, errno, "pidfd") : 0;
+}
+
+/* The answer to this very call was lost: gives it again. 0 if the sandbox is not of this call. */
+static int start_was_done(struct sandbox_host *host, const char *id, uint64_t nonce, pid_t *ret_pid, int *ret_pidfd)
+{
+	struct sandbox *s = sandbox_get(host, id);
+	if (!s)
+		return 0;
+	pthread_mutex_lock(&s->work);
+	int done = s->listed && s->started && nonce && s->nonce == nonce && s->pidfd >= 0 &&
+	           hand_out(s, ret_pid, ret_pidfd, NULL) == 0;
+	pthread_mutex_unlock(&s->work);
+	sandbox_put(host, s);
+	return done;
+}
+
+int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, uint64_t nonce, pid_t *ret_pid,
+                  int *ret_pidfd, struct error *e)
 {
 	struct command command = {0};
 	int r = check_spec(spec, e);
+	if (r == 0 && start_was_done(host, spec->id, nonce, ret_pid, ret_pidfd))
+		return 0;
 	if (r == 0)
 		r = build_command(host, spec, &command, e);
 	struct sandbox *s = r == 0 ? sandbox_new(spec->id) : NULL;
@@ -383,6 +406,7 @@ int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spe
 		command_free(&command);
 		return r;
 	}
+	s->nonce = nonce;
 	pthread_mutex_lock(&s->work);
 	r = table_add(host, s, HOST_SANDBOXES_MAX, e);
 	if (r < 0) {
@@ -396,12 +420,8 @@ int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spe
 	r = s->output < 0 ? error_set_errno(e, s->output, "output of the VMM")
 	                  : spawner_run(host->spawner, start_in_place, &start, e);
 	command_free(&command);
-	if (r == 0) {
-		*ret_pid = s->pid;
-		*ret_pidfd = fcntl(s->pidfd, F_DUPFD_CLOEXEC, 0);
-		if (*ret_pidfd < 0)
-			r = error_set_errno(e, errno, "pidfd");
-	}
+	if (r == 0)
+		r = hand_out(s, ret_pid, ret_pidfd, e);
 	int started = s->started;
 	if (!started)
 		table_remove(host, s);
@@ -410,22 +430,6 @@ int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spe
 	if (r < 0 && started)
 		sandbox_kill(host, spec->id, NULL);
 	return r < 0 ? error_prefix(e, "sandbox %s cannot be started", spec->id) : 0;
-}
-
-void sandbox_confirm(struct sandbox_host *host, const char *id)
-{
-	struct sandbox *s = sandbox_get(host, id);
-	if (!s)
-		return;
-	pthread_mutex_lock(&s->work);
-	if (s->listed && s->started && !s->confirmed) {
-		struct error e;
-		s->confirmed = 1;
-		if (write_record(host, s, &e) < 0)
-			log_warning("helper", "%s", e.message);
-	}
-	pthread_mutex_unlock(&s->work);
-	sandbox_put(host, s);
 }
 
 /* --- end ------------------------------------------------------------------------------------------------------ */
@@ -666,7 +670,7 @@ static void adopt(void *context, const struct record *record)
 		return;
 	s->pid = record->pid;
 	s->start_time = record->start_time;
-	s->confirmed = record->confirmed;
+	s->nonce = record->nonce;
 	s->pidfd = open_process(record);
 	if (s->pidfd >= 0) {
 		s->netns = open_netns(s->pid);
@@ -678,13 +682,8 @@ static void adopt(void *context, const struct record *record)
 		sandbox_destroy(s);
 		return;
 	}
+	log_info("helper", "sandbox %s %s", record->id, s->pidfd < 0 ? "had ended" : "taken over");
 	sandbox_put(host, s);
-	log_info("helper", "sandbox %s: %s", record->id,
-	         s->pidfd < 0   ? "had ended"
-	         : s->confirmed ? "taken over"
-	                        : "nobody was told of it, removing it");
-	if (!record->confirmed && sandbox_kill(host, record->id, &e) < 0)
-		log_warning("helper", "%s", e.message);
 }
 
 static int is_known(void *context, const char *id)

@@ -14,16 +14,16 @@
 
 struct sandbox_host;
 
-/* Prepares cgroups and jail, adopts what still runs and is confirmed, removes the rest. Still single-threaded. */
+/* Prepares cgroups and jail, takes over the sandboxes of an earlier helper, removes what belongs to none. Still
+ * single-threaded. */
 int sandbox_host_open(struct sandbox_host **ret, const struct config *config, struct error *e);
 /* Lets go of everything; sandboxes go on running. */
 void sandbox_host_close(struct sandbox_host *host);
 size_t sandbox_count(struct sandbox_host *host);
 
-int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, pid_t *ret_pid, int *ret_pidfd,
-                  struct error *e);
-/* The caller has been told of the new sandbox: keep it after a restart. */
-void sandbox_confirm(struct sandbox_host *host, const char *id);
+/* A second call with the nonce of a first one that succeeded gives the sandbox that this one started. */
+int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, uint64_t nonce, pid_t *ret_pid,
+                  int *ret_pidfd, struct error *e);
 int sandbox_kill(struct sandbox_host *host, const char *id, struct error *e);
 /* As host_sandbox_list(). */
 int sandbox_list(struct sandbox_host *host, struct host_sandbox_info **ret, size_t *ret_count, struct error *e);

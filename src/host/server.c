@@ -34,9 +34,7 @@ struct connection {
 	size_t size;
 	int fds[FD_PASS_MAX];
 	size_t fd_count;
-	/* Work for after the reply. */
-	char confirm[ID_BYTES];
-	int settle;
+	int settle; /* there is work for after the reply */
 };
 
 /* Handlers send their own reply on success and return 0; on failure they fill e. */
@@ -130,13 +128,11 @@ static int handle_start(struct connection *c, struct error *e)
 	    .preload_environment = *start.preload ? start.preload : NULL,
 	};
 	CLEANUP_CLOSE int pidfd = -1;
-	r = sandbox_start(c->server->sandboxes, &spec, &pid, &pidfd, e);
+	r = sandbox_start(c->server->sandboxes, &spec, start.nonce, &pid, &pidfd, e);
 	if (r < 0)
 		return r;
 	if (reply_value(c, (uint64_t)pid, &pidfd, 1) < 0)
 		sandbox_kill(c->server->sandboxes, start.id, NULL);
-	else
-		text_copy(c->confirm, sizeof(c->confirm), start.id);
 	return 0;
 }
 
@@ -360,9 +356,6 @@ static void serve_one(struct connection *c)
 	c->fd_count = 0;
 	if (r < 0)
 		reply_error(c, &e);
-	if (*c->confirm)
-		sandbox_confirm(c->server->sandboxes, c->confirm);
-	*c->confirm = '\0';
 	if (c->settle)
 		sandbox_settle(c->server->sandboxes);
 	c->settle = 0;

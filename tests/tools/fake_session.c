@@ -127,7 +127,7 @@ int session_create(struct session_manager *m, const struct session_caller *who, 
 	token_make(token);
 	json_t *s =
 	    json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:I}", "id", id, "name", name, "tenant", who->tenant, "state", "creating",
-	              "access_token", token, "private_ports", private_ports, "generation", (json_int_t)1);
+	              "access_token", token, "private_ports", private_ports, "starts", (json_int_t)1);
 	lock(m);
 	json_object_set_new(m->sessions, id, s);
 	publish(m, "session.creating", s);
@@ -155,8 +155,8 @@ int session_do(struct session_manager *m, const struct session_caller *who, cons
 		s = NULL;
 	}
 	if (s && verb == SESSION_WAKE && !strcmp(json_string_value(json_object_get(s, "state")), "suspended")) {
-		json_int_t generation = json_integer_value(json_object_get(s, "generation"));
-		json_object_set_new(s, "generation", json_integer(generation + 1));
+		json_int_t generation = json_integer_value(json_object_get(s, "starts"));
+		json_object_set_new(s, "starts", json_integer(generation + 1));
 	}
 	if (s && states[verb])
 		set_state(m, s, states[verb]);
@@ -230,8 +230,8 @@ int session_open(struct session_manager *m, const struct session_caller *who, co
 		char state[32];
 		(void)text_copy(state, sizeof(state), json_string_value(json_object_get(s, "state")));
 		if (!strcmp(state, "suspended")) {
-			json_int_t generation = json_integer_value(json_object_get(s, "generation"));
-			json_object_set_new(s, "generation", json_integer(generation + 1));
+			json_int_t generation = json_integer_value(json_object_get(s, "starts"));
+			json_object_set_new(s, "starts", json_integer(generation + 1));
 			set_state(m, s, "waking");
 		}
 		if (strcmp(state, "running") != 0)
