@@ -8,7 +8,8 @@
 /* How often a directory is read again because something new keeps appearing in it. */
 #define REMOVE_PASSES_MAX 64
 
-/* Removes `name`, a single component, in the directory `at`. Nothing there is success. `shown` is the path for messages. */
+/* Removes `name`, a single component, in the directory `at`. Nothing there is success. `shown` is the path for
+ * messages. */
 int remove_tree(int at, const char *name, const char *shown, struct error *e);
 
 #endif

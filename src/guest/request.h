@@ -70,6 +70,9 @@ int connect_stream_end(struct request *r, const struct error *e);
 /* For client streams: next message, *ret NULL at the end of the stream. */
 int connect_stream_next(struct request *r, json_t **ret, struct error *e);
 
+/* The deadline that a client asked for in Connect-Timeout-Ms, in ms; 0 = none. ERROR_INVALID. */
+int connect_timeout_ms(const struct request *r, uint64_t *ret, struct error *e);
+
 /* True once the client has closed or resume-as dropped the connection; cheap poll for long waits. */
 int request_is_gone(struct request *r);
 /* A descriptor that becomes readable or hung up when the client goes away (for poll()); stays the connection's. */

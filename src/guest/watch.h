@@ -34,8 +34,8 @@ typedef int (*watch_emit)(void *context, enum watch_kind kind, const char *name)
 
 struct watch;
 
-/* Starts to watch the directory open as `root` (O_PATH), which is found again by `path` later on. The thread needs the caller's identity here and in
- * watch_process(). ERROR_EXHAUSTED if the kernel's limits are reached. */
+/* Starts to watch the directory open as `root` (O_PATH), which is found again by `path` later on. The thread needs the
+ * caller's identity here and in watch_process(). ERROR_EXHAUSTED if the kernel's limits are reached. */
 int watch_open(int root, const char *path, int is_recursive, struct watch **ret, struct error *e);
 /* Readable when there is something to process. */
 int watch_fd(const struct watch *w);

@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #include "base/text.h"
-#include "guest/connect.h"
 #include "guest/entry.h"
 #include "guest/filesystem.h"
 #include "guest/watch.h"
