@@ -428,8 +428,9 @@ const char *api_hint(const struct api *api, const struct error *e, const char *k
 			                                        : "the daemon may have been restarted; look with: space doctor";
 		return "check SPACE_URL, and that spaced runs there";
 	}
+	/* No key is needed on the socket: there it is the guest that does not know a user. */
 	if (e->code == ERROR_UNAUTHENTICATED)
-		return "set SPACE_API_KEY to a key made with: space key create";
+		return api_is_local(api) ? NULL : "set SPACE_API_KEY to a key made with: space key create";
 	if (e->code == ERROR_FORBIDDEN)
 		return kind && strcmp(kind, "file") == 0 ? NULL
 		                                         : "the key may not do this; an admin key or the local socket may";

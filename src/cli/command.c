@@ -138,6 +138,20 @@ static void report_end(const struct verb_call *call, const struct exec_stream_re
 		            session);
 }
 
+static void report_failure(const struct verb_call *call, const struct error *e, const struct exec_stream_result *result,
+                           const char *session, const char *const *argv, uint64_t pid)
+{
+	char what[256];
+	const char *hint = api_hint(call->api, e, argv ? "session" : "process");
+	if (result->from_guest)
+		hint = argv ? NULL : "see the processes with: space ps -a ID";
+	if (argv)
+		snprintf(what, sizeof(what), "cannot run %.100s in %.100s", argv[0], session);
+	else
+		snprintf(what, sizeof(what), "cannot attach to process %" PRIu64 " of %.100s", pid, session);
+	output_error(e, hint, "%s", what);
+}
+
 int command_run(const struct verb_call *call, const char *session, const char *const *argv,
                 const struct command_options *options, uint64_t pid, const uint64_t *offset)
 {
@@ -170,10 +184,7 @@ int command_run(const struct verb_call *call, const char *session, const char *c
 	int r = exec_stream_run(call->api, &request, &handlers, &result, &e);
 	terminal_restore();
 	if (r < 0) {
-		if (argv)
-			verb_fail(call, &e, "session", "cannot run %s in %s", argv[0], session);
-		else
-			verb_fail(call, &e, "process", "cannot attach to process %" PRIu64 " of %s", pid, session);
+		report_failure(call, &e, &result, session, argv, pid);
 		return result.exit_status;
 	}
 	if (!options->detach)

@@ -304,6 +304,7 @@ static int read_finish(struct event_scan *scan, const char *text, size_t size, s
 	const char *message = json_string_value(json_object_get(error, "message"));
 	const char *code = json_string_value(json_object_get(error, "code"));
 	ret->failed = 1;
+	ret->exit_status = (int)json_int(error, "exitStatus");
 	error_set(&ret->error, code_from_connect(code), "%s",
 	          message && *message ? message
 	          : code              ? code
@@ -335,6 +336,7 @@ int event_scan_next(struct event_scan *scan, struct event_scan_event *ret, struc
 	ret->text[0] = '\0';
 	ret->from = ret->to = 0;
 	ret->failed = 0;
+	ret->exit_status = 0;
 	if (is_end)
 		return read_finish(scan, text, size, ret, e);
 	if (scan_data(text, size, ret))

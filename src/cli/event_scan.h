@@ -42,6 +42,7 @@ struct event_scan_event {
 	uint64_t from;
 	uint64_t to;
 	int failed;
+	int exit_status; /* what a shell would answer for a program that cannot be run; 0 = not told */
 	struct error error;
 };
 

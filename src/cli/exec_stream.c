@@ -299,34 +299,24 @@ static void handle_end(struct exec_stream *x, const struct event_scan_event *eve
 		result->exit_status = OUTPUT_EXIT_FAILURE;
 }
 
-static int start_error_status(const struct event_scan_event *event)
-{
-	switch (event->error.code) {
-	case ERROR_NOT_FOUND:
-		return 127;
-	case ERROR_FORBIDDEN:
-		return 126;
-	case ERROR_TIMEOUT:
-		return OUTPUT_EXIT_TIMEOUT;
-	default:
-		return OUTPUT_EXIT_FAILURE;
-	}
-}
-
 static int handle_finish(struct exec_stream *x, const struct event_scan_event *event, struct error *e)
 {
 	if (!event->failed || x->ended)
 		return 0;
 	*e = event->error;
-	if (!x->pid)
-		x->result->exit_status = start_error_status(event);
-	if (event->error.code == ERROR_TIMEOUT) {
+	x->result->from_guest = 1;
+	if (x->pid && e->code == ERROR_TIMEOUT) {
+		x->ended = 1;
 		x->result->timed_out = 1;
+		x->result->remote_code = -1;
 		x->result->exit_status = OUTPUT_EXIT_TIMEOUT;
-	}
-	/* A host or guest that goes down on purpose says so; what comes after may be a new one with the process in it. */
-	if (x->pid && (event->error.code == ERROR_UNAVAILABLE || event->error.code == ERROR_CANCELED))
 		return 0;
+	}
+	/* A host or guest that goes down on purpose says so, and a reader that was too slow is told to come again. */
+	if (x->pid && (e->code == ERROR_UNAVAILABLE || e->code == ERROR_CANCELED || e->code == ERROR_EXHAUSTED))
+		return 0;
+	x->result->exit_status =
+	    event->exit_status == 126 || event->exit_status == 127 ? event->exit_status : error_code_exit_status(e->code);
 	return error_code_errno(e->code);
 }
 

@@ -55,6 +55,7 @@ struct exec_stream_result {
 	int remote_code; /* the command's own, meaningless when signal is set */
 	int signal;      /* it died by this, 0 = no */
 	int timed_out;
+	int from_guest;  /* the error is what the guest's agent said */
 	int interrupted; /* our user ended it with this signal before or instead of an answer, 0 = no */
 	uint64_t lost_bytes;
 };

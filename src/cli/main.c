@@ -1,7 +1,9 @@
 /* space: the command-line client. Finds the verb, parses its words, runs it; everything else is in the verbs' files. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/text.h"
 #include "cli/verb.h"
@@ -127,6 +129,18 @@ static int run_verb(const struct verb *verb, int argc, char **argv)
 	return status;
 }
 
+/* A standard descriptor that is closed would be given to the next socket, which then got somebody's output. Read-only,
+ * so that writing to a closed stdout still fails. */
+static void fill_standard_descriptors(void)
+{
+	int fd;
+	do
+		fd = open("/dev/null", O_RDONLY);
+	while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd >= 0)
+		close(fd);
+}
+
 int main(int argc, char **argv)
 {
 	const struct options_entry *tables[] = {main_options, verb_global_options, NULL};
@@ -134,6 +148,7 @@ int main(int argc, char **argv)
 	struct error e;
 	/* A closed pipe is an error of write(), with a message and an exit status. */
 	signal(SIGPIPE, SIG_IGN);
+	fill_standard_descriptors();
 	output_setup();
 	int r = options_parse(tables, 0, argc - 1, argv + 1, &parsed, &e);
 	free(parsed.positional);

@@ -71,7 +71,8 @@ int remote_file_make_directory(struct api *api, const struct remote_place *place
 		return error_set(e, ERROR_INVALID, "the path is not UTF-8");
 	int r = api_agent_call(api, place->session, "filesystem.Filesystem/MakeDir", place->user, body, NULL, e);
 	json_decref(body);
-	return r < 0 && e->code == ERROR_CONFLICT ? 0 : r;
+	/* Somebody else may have made it in between. */
+	return r < 0 && e->code == ERROR_EXISTS ? 0 : r;
 }
 
 static ssize_t give_archive(void *context, void *data, size_t size, int stop_fd)

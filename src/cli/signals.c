@@ -51,7 +51,10 @@ void signals_start(void)
 	sigemptyset(&watched);
 	sigaddset(&watched, SIGINT);
 	sigaddset(&watched, SIGTERM);
-	sigaddset(&watched, SIGHUP);
+	/* nohup means it. INT and QUIT are watched even so: a shell ignores them for any job in the background. */
+	struct sigaction former;
+	if (sigaction(SIGHUP, NULL, &former) < 0 || former.sa_handler != SIG_IGN)
+		sigaddset(&watched, SIGHUP);
 	sigaddset(&watched, SIGQUIT);
 	sigaddset(&watched, SIGWINCH);
 	pthread_sigmask(SIG_BLOCK, &watched, NULL);

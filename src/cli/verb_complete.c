@@ -31,6 +31,32 @@ static void print_list(struct api *api, const char *target, const char *member, 
 	json_decref(answer);
 }
 
+static void print_processes(struct api *api, const char *session)
+{
+	struct error e;
+	json_t *answer;
+	size_t index;
+	json_t *process;
+	/* Asking a guest that sleeps would wake it. */
+	CLEANUP_FREE char *target = api_session_path(session, "");
+	if (api_call(api, "GET", target, NULL, &answer, &e) < 0)
+		return;
+	int running = strcmp(output_text(answer, "state", ""), "running") == 0;
+	json_decref(answer);
+	if (!running)
+		return;
+	json_t *body = json_object();
+	int r = api_agent_call(api, session, "process.Process/List", NULL, body, &answer, &e);
+	json_decref(body);
+	if (r < 0)
+		return;
+	json_array_foreach(json_object_get(answer, "processes"), index, process)
+	{
+		printf("%" JSON_INTEGER_FORMAT "\n", json_integer_value(json_object_get(process, "pid")));
+	}
+	json_decref(answer);
+}
+
 static void print_verbs(void)
 {
 	const char *last = "";
@@ -96,6 +122,8 @@ static int run(struct verb_call *call)
 		print_values(of, call->args[2]);
 	else if (strcmp(what, "sessions") == 0)
 		print_list(call->api, "/v1/sessions?limit=1000", "sessions", "id", "name");
+	else if (strcmp(what, "processes") == 0)
+		print_processes(call->api, of);
 	else if (strcmp(what, "snapshots") == 0)
 		print_list(call->api, history, "snapshots", "id", "name");
 	else if (strcmp(what, "templates") == 0)

@@ -103,9 +103,12 @@ static int upload_target(struct api *api, const struct remote_place *place, cons
 	if (r < 0 || (wants_directory && !is_directory ? text_copy(name, size, own_name)
 	                                               : last_component(place->path, name, size)) < 0)
 		return error_set(e, ERROR_INVALID, "\"%s\" is no name to copy to", place->path);
-	if (!st.exists && (r = remote_file_make_directory(api, &above, e)) < 0)
-		return r;
 	r = remote_file_stat(api, &above, &st, e);
+	if (r == 0 && !st.exists) {
+		r = remote_file_make_directory(api, &above, e);
+		if (r == 0)
+			r = remote_file_stat(api, &above, &st, e);
+	}
 	if (r == 0 && !st.is_directory)
 		r = error_set(e, ERROR_NOT_FOUND, "%s is not a directory", path);
 	if (r == 0 && text_copy(parent, size, st.path) < 0)

@@ -11,10 +11,13 @@
 #define RECONNECT_PAUSE_S 1
 
 static const char *session_filter;
+static const char *type_filter;
 static struct options_number limit;
 
 static const struct options_entry entries[] = {
     {0, "session", OPTIONS_STRING, &session_filter, "ID", "only events of this session (by id)", NULL},
+    {0, "type", OPTIONS_STRING, &type_filter, "TYPE", "only events of this type; \"session.\" for all that begin so",
+     NULL},
     {'n', "limit", OPTIONS_COUNT, &limit, "N", "end after N events", NULL},
     {0},
 };
@@ -56,13 +59,11 @@ static int show(const char *data)
 	json_t *event = json_loads(data, 0, NULL);
 	if (!event)
 		return 0;
-	if (!session_filter || strcmp(output_text(event, "session_id", ""), session_filter) == 0) {
-		if (output.json)
-			output_json_line(event);
-		else
-			print_event(event);
-		shown++;
-	}
+	if (output.json)
+		output_json_line(event);
+	else
+		print_event(event);
+	shown++;
 	json_decref(event);
 	return ferror(stdout) ? -1 : 0;
 }
@@ -97,14 +98,26 @@ static int follow(struct http_client *client, char *last_id, size_t last_id_size
 	return done;
 }
 
+static int add_query(struct buf *target, const char *name, const char *value)
+{
+	if (!value)
+		return 0;
+	int r = buf_printf(target, "%s%s=", strchr(target->data, '?') ? "&" : "?", name);
+	return r < 0 ? r : api_escape(target, value);
+}
+
 static int run(struct verb_call *call)
 {
 	struct error e;
 	char last_id[64] = "";
+	CLEANUP_BUF struct buf target = {0};
+	if (buf_append_string(&target, "/v1/events") < 0 || add_query(&target, "session", session_filter) < 0 ||
+	    add_query(&target, "type", type_filter) < 0)
+		abort();
 	for (unsigned attempt = 0;; attempt++) {
 		struct api_stream_call stream = {
 		    .method = "GET",
-		    .target = "/v1/events",
+		    .target = target.data,
 		    .accept = "text/event-stream",
 		    .last_event_id = *last_id ? last_id : NULL,
 		};

@@ -63,7 +63,7 @@ static int take_line(const char *line, json_t **ret, int *failed, struct error *
 {
 	char safe[1024];
 	json_t *json = json_loads(line, 0, NULL);
-	const char *progress = json_string_value(json_object_get(json, "progress"));
+	const char *progress = output_text(json, "progress", output_text(json, "line", NULL));
 	json_t *template = json_object_get(json, "template");
 	json_t *error = json_object_get(json, "error");
 	if (progress && output.json)
