@@ -17,11 +17,11 @@
 #include "base/log.h"
 #include "host/cgroup.h"
 #include "host/jail.h"
+#include "host/launch.h"
 #include "host/memory.h"
 #include "host/netns.h"
 #include "host/protocol.h"
 #include "host/record.h"
-#include "host/spawn.h"
 #include "host/spawner.h"
 
 #define KILL_WAIT_MS 10000
@@ -286,10 +286,11 @@ static int write_record(struct sandbox_host *host, const struct sandbox *s, stru
 }
 
 /* Between clone and execution: while the child sets itself up, all that a later helper needs is written down. */
-static int launch(struct sandbox_host *host, struct sandbox *s, const struct spawn_spec *spec, struct error *e)
+static int launch_and_record(struct sandbox_host *host, struct sandbox *s, const struct launch_spec *spec,
+                             struct error *e)
 {
-	struct spawn_child child;
-	int r = spawn_begin(spec, &child, e);
+	struct launch_child child;
+	int r = launch_begin(spec, &child, e);
 	if (r < 0)
 		return r;
 	s->pid = child.pid;
@@ -299,9 +300,9 @@ static int launch(struct sandbox_host *host, struct sandbox *s, const struct spa
 	if (r == 0)
 		r = write_record(host, s, e);
 	if (r == 0)
-		r = spawn_commit(&child, e);
+		r = launch_commit(&child, e);
 	if (r < 0) {
-		spawn_abort(&child);
+		launch_abort(&child);
 		record_remove(host->records, s->id);
 		return r;
 	}
@@ -327,7 +328,7 @@ static int start_in_place(void *context, struct spawner_place *place, struct err
 	struct cgroup_limits limits = {.memory_max_bytes = start->spec->memory_max_bytes,
 	                               .cpu_percent = start->spec->cpu_percent,
 	                               .pids_max = start->spec->pids_max};
-	struct spawn_spec spawn = {
+	struct launch_spec launch = {
 	    .program = start->command->program,
 	    .argv = start->command->argv,
 	    .environment = start->command->environment,
@@ -339,10 +340,10 @@ static int start_in_place(void *context, struct spawner_place *place, struct err
 	    .uid = (uid_t)(host->config->vmm_uid_base + s->index),
 	    .jail = &host->jail,
 	};
-	int r = cgroup_create(&host->cgroups, place->group, s->id, &limits, &spawn.cgroup_fd, e);
+	int r = cgroup_create(&host->cgroups, place->group, s->id, &limits, &launch.cgroup_fd, e);
 	if (r == 0) {
-		r = launch(host, s, &spawn, e);
-		close_if_open(&spawn.cgroup_fd);
+		r = launch_and_record(host, s, &launch, e);
+		close_if_open(&launch.cgroup_fd);
 	}
 	if (r < 0) {
 		cgroup_leave(&host->cgroups);

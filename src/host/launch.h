@@ -3,15 +3,15 @@
  * of its own, puts itself into the jail and then waits for the word to execute the program. Should the helper die
  * before that, the process sees the pipe close and ends.
  */
-#ifndef SPACE_HOST_SPAWN_H
-#define SPACE_HOST_SPAWN_H
+#ifndef SPACE_HOST_LAUNCH_H
+#define SPACE_HOST_LAUNCH_H
 
 #include <sys/types.h>
 
 #include "base/error.h"
 #include "host/jail.h"
 
-struct spawn_spec {
+struct launch_spec {
 	const char *program;
 	char *const *argv;
 	char *const *environment;
@@ -25,17 +25,17 @@ struct spawn_spec {
 	int cgroup_fd; /* v2 group to be born in, or -1 */
 };
 
-struct spawn_child {
+struct launch_child {
 	pid_t pid;
 	int pidfd;
 	int go_fd;
 	int status_fd;
 };
 
-int spawn_begin(const struct spawn_spec *spec, struct spawn_child *ret, struct error *e);
-/* Lets it execute; returns once it has, or why not (then call spawn_abort). */
-int spawn_commit(struct spawn_child *child, struct error *e);
+int launch_begin(const struct launch_spec *spec, struct launch_child *ret, struct error *e);
+/* Lets it execute; returns once it has, or why not (then call launch_abort). */
+int launch_commit(struct launch_child *child, struct error *e);
 /* Kills and reaps. */
-void spawn_abort(struct spawn_child *child);
+void launch_abort(struct launch_child *child);
 
 #endif

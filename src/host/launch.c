@@ -1,4 +1,4 @@
-#include "host/spawn.h"
+#include "host/launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,21 +14,21 @@
 #include "base/fd.h"
 #include "host/client.h"
 
-#define SPAWN_FIRST_FD 3
-#define SPAWN_FDS_MAX (HOST_SANDBOX_FDS_MAX + 8)
-#define SPAWN_SETUP_WAIT_MS 15000
+#define LAUNCH_FIRST_FD 3
+#define LAUNCH_FDS_MAX (HOST_SANDBOX_FDS_MAX + 8)
+#define LAUNCH_SETUP_WAIT_MS 15000
 /* A VMM goes before the daemon when memory runs out. */
-#define SPAWN_OOM_SCORE "300"
+#define LAUNCH_OOM_SCORE "300"
 
 /* The child is a copy of this process, so a pointer to a constant means the same here. */
-struct spawn_report {
+struct launch_report {
 	const char *step;
 	int error;
 };
 
 /* What the child keeps of the helper's descriptors, at fixed numbers after those of the VMM and the tap's. */
 struct layout {
-	int fds[SPAWN_FDS_MAX];
+	int fds[LAUNCH_FDS_MAX];
 	size_t count;
 	int null, output, status, go, jail;
 };
@@ -36,7 +36,7 @@ struct layout {
 static int add(struct layout *l, int fd)
 {
 	l->fds[l->count] = fd;
-	return SPAWN_FIRST_FD + (int)l->count++;
+	return LAUNCH_FIRST_FD + (int)l->count++;
 }
 
 /*
@@ -45,14 +45,14 @@ static int add(struct layout *l, int fd)
  */
 static int arrange(struct layout *l, size_t vmm_count)
 {
-	int above = SPAWN_FIRST_FD + (int)l->count;
+	int above = LAUNCH_FIRST_FD + (int)l->count;
 	for (size_t i = 0; i < l->count; i++) {
 		l->fds[i] = fcntl(l->fds[i], F_DUPFD_CLOEXEC, above);
 		if (l->fds[i] < 0)
 			return -errno;
 	}
 	for (size_t i = 0; i < l->count; i++)
-		if (dup3(l->fds[i], SPAWN_FIRST_FD + (int)i, i < vmm_count ? 0 : O_CLOEXEC) < 0)
+		if (dup3(l->fds[i], LAUNCH_FIRST_FD + (int)i, i < vmm_count ? 0 : O_CLOEXEC) < 0)
 			return -errno;
 	if (syscall(SYS_close_range, (unsigned)above, ~0u, 0) < 0)
 		return -errno;
@@ -71,14 +71,14 @@ static void reset_signals(void)
 }
 
 /* Everything between clone and the wait for the word. System calls only: other threads' locks may be held. */
-static int set_up(const struct spawn_spec *spec, const struct layout *l, const char **step)
+static int set_up(const struct launch_spec *spec, const struct layout *l, const char **step)
 {
 	*step = "session";
 	if (setsid() < 0 || sethostname("sandbox", 7) < 0)
 		return -errno;
 	int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 	if (score >= 0) {
-		ssize_t ignored = write(score, SPAWN_OOM_SCORE, sizeof(SPAWN_OOM_SCORE) - 1);
+		ssize_t ignored = write(score, LAUNCH_OOM_SCORE, sizeof(LAUNCH_OOM_SCORE) - 1);
 		(void)ignored;
 		close(score);
 	}
@@ -89,9 +89,9 @@ static int set_up(const struct spawn_spec *spec, const struct layout *l, const c
 	return r < 0 ? r : jail_drop_privileges(spec->uid, step);
 }
 
-static void child_main(const struct spawn_spec *spec, int status_fd, int go_fd)
+static void child_main(const struct launch_spec *spec, int status_fd, int go_fd)
 {
-	struct spawn_report report = {.step = "descriptors"};
+	struct launch_report report = {.step = "descriptors"};
 	struct layout l = {0};
 	for (size_t i = 0; i < spec->fd_count; i++)
 		add(&l, spec->fds[i]);
@@ -116,7 +116,7 @@ static void child_main(const struct spawn_spec *spec, int status_fd, int go_fd)
 	_exit(1);
 }
 
-static int clone_child(const struct spawn_spec *spec, struct spawn_child *child, int status_fd, int go_fd,
+static int clone_child(const struct launch_spec *spec, struct launch_child *child, int status_fd, int go_fd,
                        struct error *e)
 {
 	int pidfd = -1;
@@ -139,7 +139,7 @@ static int clone_child(const struct spawn_spec *spec, struct spawn_child *child,
 	return 0;
 }
 
-int spawn_begin(const struct spawn_spec *spec, struct spawn_child *ret, struct error *e)
+int launch_begin(const struct launch_spec *spec, struct launch_child *ret, struct error *e)
 {
 	int status[2];
 	int go[2];
@@ -152,28 +152,28 @@ int spawn_begin(const struct spawn_spec *spec, struct spawn_child *ret, struct e
 		close(status[1]);
 		return error_set_errno(e, errno, "pipe");
 	}
-	*ret = (struct spawn_child){.pid = -1, .pidfd = -1, .go_fd = go[1], .status_fd = status[0]};
+	*ret = (struct launch_child){.pid = -1, .pidfd = -1, .go_fd = go[1], .status_fd = status[0]};
 	int r = clone_child(spec, ret, status[1], go[0], e);
 	close(status[1]);
 	close(go[0]);
 	if (r < 0)
-		spawn_abort(ret);
+		launch_abort(ret);
 	return r;
 }
 
-int spawn_commit(struct spawn_child *child, struct error *e)
+int launch_commit(struct launch_child *child, struct error *e)
 {
-	struct spawn_report report;
+	struct launch_report report;
 	struct pollfd p = {.fd = child->status_fd, .events = POLLIN};
 	/* If the child has failed already, its end is closed and the report says why. SIGPIPE is ignored here. */
 	ssize_t ignored = write(child->go_fd, "g", 1);
 	(void)ignored;
 	int r;
 	do
-		r = poll(&p, 1, SPAWN_SETUP_WAIT_MS);
+		r = poll(&p, 1, LAUNCH_SETUP_WAIT_MS);
 	while (r < 0 && errno == EINTR);
 	if (r == 0)
-		return error_set(e, ERROR_TIMEOUT, "the VMM was not started within %d s", SPAWN_SETUP_WAIT_MS / 1000);
+		return error_set(e, ERROR_TIMEOUT, "the VMM was not started within %d s", LAUNCH_SETUP_WAIT_MS / 1000);
 	ssize_t n = fd_read_full(child->status_fd, &report, sizeof(report));
 	if (n == (ssize_t)sizeof(report))
 		return error_set_errno(e, report.error, "%s", report.step);
@@ -185,7 +185,7 @@ int spawn_commit(struct spawn_child *child, struct error *e)
 	return 0;
 }
 
-void spawn_abort(struct spawn_child *child)
+void launch_abort(struct launch_child *child)
 {
 	if (child->go_fd >= 0)
 		close(child->go_fd);
@@ -198,5 +198,5 @@ void spawn_abort(struct spawn_child *child)
 			;
 		close(child->pidfd);
 	}
-	*child = (struct spawn_child){.pid = -1, .pidfd = -1, .go_fd = -1, .status_fd = -1};
+	*child = (struct launch_child){.pid = -1, .pidfd = -1, .go_fd = -1, .status_fd = -1};
 }
