@@ -51,8 +51,6 @@ void api_free(struct api *api)
 {
 	if (!api)
 		return;
-	if (api->manager)
-		session_set_event_sink(api->manager, NULL, NULL);
 	http_server_free(api->server);
 	proxy_free(api->proxy);
 	events_free(api->events);

@@ -29,6 +29,7 @@ struct api {
 	struct events *events;
 	struct proxy *proxy;
 	char domain[64];
+	char listen[80]; /* ADDRESS:PORT in use, or "none" */
 	uint64_t started_ms;
 	size_t bodies_bytes;
 	uint64_t calls_in_progress;
@@ -40,7 +41,7 @@ int api_new(uv_loop_t *loop, struct session_manager *manager, const char *domain
 void api_stop(struct api *api);
 /* Cuts what is still open. */
 void api_abort(struct api *api);
-/* After the loop has run out. */
+/* After the loop has run out and the session manager is freed: its threads publish events until then. */
 void api_free(struct api *api);
 
 #endif

@@ -74,7 +74,7 @@ static struct event *new_event(const json_t *object)
 void events_sink(void *context, const json_t *object)
 {
 	struct events *events = context;
-	struct event *event = new_event(object);
+	struct event *event = events ? new_event(object) : NULL;
 	if (!event)
 		return; /* without memory: followers see the gap in the numbers */
 	uv_mutex_lock(&events->mutex);
@@ -152,7 +152,9 @@ void events_drain(struct events *events)
 	while (event) {
 		struct event *next = event->next;
 		event->next = NULL;
-		events->total++;
+		/* What came before was told to a former process of ours. */
+		if (events->total++ == 0)
+			events->dropped_id = event->id - 1;
 		keep(events, event);
 		tell_proxy(events, event);
 		for (struct follower *f = events->followers; f; f = f->next) {

@@ -176,7 +176,7 @@ static int lookup(struct exchange *x, struct error *e)
 		return r;
 	const char *id = json_string_value(json_object_get(session, "id"));
 	const char *state = json_string_value(json_object_get(session, "state"));
-	x->generation = (uint64_t)json_integer_value(json_object_get(session, "generation"));
+	x->generation = (uint64_t)json_integer_value(json_object_get(session, "starts"));
 	x->is_running = state && !strcmp(state, "running");
 	const char *token = json_string_value(json_object_get(session, "access_token"));
 	r = id ? text_copy(x->session_id, sizeof(x->session_id), id) : -EINVAL;

@@ -1,4 +1,5 @@
 /* Routes of sessions and their snapshots. The session room checks fields and states; here query becomes filter. */
+#include <errno.h>
 #include <string.h>
 
 #include "api/router.h"
@@ -81,6 +82,7 @@ static int delete (struct api_call *call, struct error *e)
 	json_t *none = json_object();
 	int r = none ? verb(call, SESSION_DELETE, none, e) : error_set_errno(e, ENOMEM, "delete");
 	json_decref(none);
+	json_decref(TAKE_PTR(call->answer)); /* nothing is left to tell of */
 	return r;
 }
 

@@ -21,7 +21,8 @@ static int health(struct api_call *call, struct error *e)
 
 static int version(struct api_call *call, struct error *e)
 {
-	call->answer = json_pack("{s:s,s:s}", "version", SPACE_VERSION, "api", "v1");
+	call->answer = json_pack("{s:s,s:s,s:s,s:s}", "version", SPACE_VERSION, "api", "v1", "listen", call->api->listen,
+	                         "domain", call->api->domain);
 	return call->answer ? 0 : error_set_errno(e, ENOMEM, "version");
 }
 
@@ -109,7 +110,7 @@ static int metrics(struct api_call *call, struct error *e)
 const struct api_route system_routes[] = {
     {"GET", "/healthz", ROUTE_OPEN, WORK_QUICK, health, NULL},
     {"GET", "/metrics", ROUTE_ADMIN, WORK_QUICK, metrics, NULL},
-    {"GET", "/v1/version", ROUTE_OPEN, WORK_QUICK, version, NULL},
+    {"GET", "/v1/version", 0, WORK_QUICK, version, NULL},
     {"GET", "/v1/openapi", ROUTE_OPEN, WORK_QUICK, openapi, NULL},
     {"GET", "/v1/doctor", ROUTE_ADMIN, WORK_VERB, doctor, NULL},
     {"GET", "/v1/events", 0, WORK_QUICK, NULL, events_follow},

@@ -33,8 +33,9 @@ static void raise_descriptor_limit(void)
 		log_warning("spaced", "open files stay limited: %s", strerror(errno));
 }
 
-static int listen_tcp(struct http_server *server, const char *address, struct error *e)
+static int listen_tcp(struct api *api, const char *address, struct error *e)
 {
+	(void)text_copy(api->listen, sizeof(api->listen), "none");
 	if (!strcmp(address, "none"))
 		return 0;
 	char host[CONFIG_NAME_BYTES];
@@ -52,11 +53,12 @@ static int listen_tcp(struct http_server *server, const char *address, struct er
 		from++;
 	}
 	unsigned used = 0;
-	int r = http_server_listen_tcp(server, from, (unsigned)port, &used, e);
-	if (r == 0)
-		log_info("spaced", "listens on http://%s%s%s:%u", strchr(from, ':') ? "[" : "", from,
-		         strchr(from, ':') ? "]" : "", used);
-	return r;
+	int r = http_server_listen_tcp(api->server, from, (unsigned)port, &used, e);
+	if (r < 0)
+		return r;
+	(void)text_format(api->listen, sizeof(api->listen), strchr(from, ':') ? "[%s]:%u" : "%s:%u", from, used);
+	log_info("spaced", "listens on http://%s", api->listen);
+	return 0;
 }
 
 static void on_deadline(uv_timer_t *timer)
@@ -128,12 +130,14 @@ static int serve(struct worker *w, const struct config *config, struct session_m
 	if (r == 0)
 		r = http_server_listen_unix(w->api->server, config->socket, WORKER_SOCKET_MODE, e);
 	if (r == 0)
-		r = listen_tcp(w->api->server, config->listen, e);
+		r = listen_tcp(w->api, config->listen, e);
 	if (r == 0) {
 		log_info("spaced", "version %s, data in %s, local socket %s", SPACE_VERSION, config->data_dir, config->socket);
 		uv_run(&w->loop, UV_RUN_DEFAULT);
 		unlink(config->socket);
 	}
+	/* First the manager: its threads publish events until they end. */
+	session_manager_free(manager);
 	api_free(w->api);
 	return r;
 }
@@ -155,10 +159,8 @@ int worker_main(const struct config *config)
 		return 1;
 	}
 	r = start_manager(config, &manager, &e);
-	if (r == 0) {
+	if (r == 0)
 		r = serve(&w, config, manager, &e);
-		session_manager_free(manager);
-	}
 	uv_walk(&w.loop, close_handle, NULL);
 	uv_run(&w.loop, UV_RUN_DEFAULT);
 	uv_loop_close(&w.loop);
