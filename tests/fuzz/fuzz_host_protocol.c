@@ -11,8 +11,8 @@ static void check_id(const char *id)
 	FUZZ_CHECK(memchr(id, '\0', ID_BYTES) != NULL);
 }
 
-int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, pid_t *ret_pid, int *ret_pidfd,
-                  struct error *e)
+int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spec, uint64_t nonce, pid_t *ret_pid,
+                  int *ret_pidfd, struct error *e)
 {
 	check_id(spec->id);
 	FUZZ_CHECK(spec->fd_count <= HOST_SANDBOX_FDS_MAX);
@@ -23,11 +23,6 @@ int sandbox_start(struct sandbox_host *host, const struct host_sandbox_spec *spe
 	FUZZ_CHECK(count <= HOST_ARGUMENTS_MAX && bytes <= HOST_ARGUMENT_BYTES_MAX);
 	FUZZ_CHECK(strlen(spec->program) < PROTOCOL_NAME_BYTES);
 	return error_set(e, ERROR_UNSUPPORTED, "nothing is started here");
-}
-
-void sandbox_confirm(struct sandbox_host *host, const char *id)
-{
-	check_id(id);
 }
 
 int sandbox_kill(struct sandbox_host *host, const char *id, struct error *e)
@@ -79,7 +74,7 @@ void sandbox_reap(struct sandbox_host *host)
 {
 }
 
-int builder_run(const struct config *config, struct sandbox_host *host, const struct host_image_spec *spec,
+int builder_run(const struct config *config, const struct host_image_spec *spec,
                 int (*progress)(void *context, const char *line), int (*canceled)(void *context), void *context,
                 struct error *e)
 {

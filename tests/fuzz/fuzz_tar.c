@@ -67,7 +67,8 @@ static void remove_below(int dir)
 			continue;
 		if (unlinkat(dir, entry->d_name, 0) == 0)
 			continue;
-		fchmodat(dir, entry->d_name, 0700, 0);
+		if (fchmodat(dir, entry->d_name, 0700, 0) < 0)
+			continue;
 		int inner = openat(dir, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		if (inner >= 0) {
 			remove_below(inner);
