@@ -37,7 +37,10 @@ static void print_value(const char *key, const json_t *value)
 {
 	char safe[1024];
 	char age[64];
-	if (json_is_string(value)) {
+	/* A screen is looked at over shoulders; --json has them for programs. */
+	if (json_is_string(value) && text_ends_with(key, "_token")) {
+		printf("(with --json)");
+	} else if (json_is_string(value)) {
 		const char *text = json_string_value(value);
 		if (strcmp(key, "state") == 0)
 			printf("%s%s%s", output_color(stdout, output_state_color(text)), output_safe(safe, sizeof(safe), text),

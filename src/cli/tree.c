@@ -126,7 +126,7 @@ static void print_lines(const struct tree *t, FILE *to)
 		if (is_head)
 			fprintf(to, "  %s<- head%s", output_color(to, OUTPUT_GREEN), output_color_end(to));
 		const char *state = output_text(n->snapshot, "state", "ready");
-		if (output_state_color(state) == OUTPUT_RED)
+		if (output_state_color(state) == OUTPUT_RED || strcmp(state, "changed") == 0)
 			fprintf(to, "  %s%s%s", output_color(to, OUTPUT_RED), state, output_color_end(to));
 		putc('\n', to);
 	}

@@ -4,14 +4,38 @@ static struct options_number count;
 static const char *at;
 static const char *name;
 static struct options_list environment;
+static int no_wake;
 
 static const struct options_entry entries[] = {
     {'n', "count", OPTIONS_COUNT, &count, "N", "how many new sessions; 1 unless given", NULL},
     {0, "at", OPTIONS_STRING, &at, "SNAPSHOT", "from this snapshot instead of this instant", NULL},
     {0, "name", OPTIONS_STRING, &name, "NAME", "a name for the new session", NULL},
     {'e', "env", OPTIONS_LIST, &environment, "K=V", "a variable for all its processes, over what it inherits", NULL},
+    {0, "no-wake", OPTIONS_FLAG, &no_wake, NULL, "leave them suspended", NULL},
     {0},
 };
+
+/* A session that was made and could not be woken is there, suspended; that is told beside its id. */
+static int print_sessions(const struct verb_call *call, const json_t *sessions)
+{
+	int status = 0;
+	size_t index;
+	json_t *session;
+	json_array_foreach(sessions, index, session)
+	{
+		const json_t *error = json_object_get(session, "error");
+		const char *id = output_text(session, "id", "?");
+		if (!output.json)
+			puts(id);
+		if (error) {
+			struct error e;
+			error_set(&e, error_code_from_name(output_text(error, "code", "internal")), "%s",
+			          output_text(error, "message", "no reason given"));
+			status = verb_fail(call, &e, NULL, "%s was made but cannot be woken", id);
+		}
+	}
+	return status;
+}
 
 static int run(struct verb_call *call)
 {
@@ -27,21 +51,16 @@ static int run(struct verb_call *call)
 		}
 		json_object_set_new(body, "environment", map);
 	}
+	if (no_wake)
+		json_object_set_new(body, "wake", json_false());
 	json_t *answer;
 	if (verb_session_post(call, call->args[0], "branch", body, &answer, &e) < 0)
 		return verb_fail(call, &e, at ? "snapshot" : "session", "cannot branch %s", call->args[0]);
-	if (output.json) {
+	int status = print_sessions(call, json_object_get(answer, "sessions"));
+	if (output.json)
 		output_json(answer);
-	} else {
-		size_t index;
-		json_t *session;
-		json_array_foreach(json_object_get(answer, "sessions"), index, session)
-		{
-			puts(output_text(session, "id", "?"));
-		}
-	}
 	json_decref(answer);
-	return output_finish(0);
+	return output_finish(status);
 }
 
 const struct verb verb_branch = {

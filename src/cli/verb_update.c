@@ -10,8 +10,8 @@ static const char *wake_on_use;
 static const struct options_entry entries[] = {
     {'n', "name", OPTIONS_STRING, &name, "NAME", "a new name; an empty one takes it away", NULL},
     {'l', "label", OPTIONS_LIST, &labels, "K=V", "replace the labels by these", NULL},
-    {0, "timeout", OPTIONS_DURATION, &timeout, "S", "how long it may be idle; 0 = for ever", NULL},
-    {0, "on-timeout", OPTIONS_STRING, &on_timeout, "ACTION", "what happens then", "suspend kill"},
+    {0, "timeout", OPTIONS_DURATION, &timeout, "S", "how long it runs before --on-timeout; 0 = unlimited", NULL},
+    {0, "on-timeout", OPTIONS_STRING, &on_timeout, "ACTION", "what happens at its end", "suspend kill"},
     {0, "snapshot-interval", OPTIONS_DURATION, &interval, "S", "time between rolling snapshots; 0 = none", NULL},
     {0, "wake-on-use", OPTIONS_STRING, &wake_on_use, "YES", "whether exec, files and ports wake it", "yes no"},
     {0},
