@@ -2,6 +2,7 @@
 machine's own. It exists for what real sessions cannot be made to do on demand: cut streams at a chosen byte, lose
 output, answer nonsense, restart between two events. Everything else is tested on real microVMs (tests/system)."""
 import base64
+import fcntl
 import http.server
 import json
 import os
@@ -10,11 +11,16 @@ import socket
 import socketserver
 import struct
 import subprocess
+import termios
 import threading
 import time
 import urllib.parse
 
 CHUNK = 65536
+
+
+def set_size(terminal, size):
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size["rows"], size["cols"], 0, 0))
 
 
 class Process:
@@ -36,6 +42,7 @@ class Process:
         master = None
         if self.pty:
             master, slave = os.openpty()
+            set_size(master, self.pty["size"])
             streams = {"stdin": slave, "stdout": slave, "stderr": slave}
         else:
             stdin = subprocess.PIPE if message.get("stdin", True) else subprocess.DEVNULL
@@ -410,12 +417,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(404, {"code": "not_found", "message": "it has ended"})
 
     def agent_update(self, body):
-        import fcntl
-        import termios
         process = self.find_process(body)
         if process:
-            size = body["pty"]["size"]
-            fcntl.ioctl(process.master, termios.TIOCSWINSZ, struct.pack("HHHH", size["rows"], size["cols"], 0, 0))
+            set_size(process.master, body["pty"]["size"])
             self.answer(200, {})
 
     def local(self, path):
