@@ -10,7 +10,7 @@ if [ ! -f "$dir/build.ninja" ]; then
 	meson setup "$dir" "$@" >/dev/null || { tail -n 30 "$dir/meson-logs/meson-log.txt" >&2; exit 1; }
 fi
 ninja -C "$dir" ${NINJA_TARGETS:-} >"$dir/build.log" 2>&1 || {
-	grep -E -A 12 'FAILED|error|warning' "$dir/build.log" | head -n 60 >&2
+	grep -E -A 6 '^FAILED|error:|warning:|undefined reference' "$dir/build.log" | head -n 60 >&2
 	echo "build: failed, all of it is in $dir/build.log" >&2
 	exit 1
 }

@@ -1,5 +1,6 @@
 """A spaced of one's own: started, killed, started again; the host census around it; the command line client."""
 import grp
+import hashlib
 import os
 import pathlib
 import pwd
@@ -152,6 +153,40 @@ class Daemon:
             hostside.remove_tree(self.home)
         hostside.remove_tree(self.runtime_dir)
 
+    # -- a template that an earlier run has built (SPACE_TEST_CACHE: a folder, for development)
+
+    def cache_folder(self):
+        folder = os.environ.get("SPACE_TEST_CACHE")
+        if not folder:
+            return None
+        digest = hashlib.sha256()
+        for path in [self.agent(), *sorted((hostside.ROOT / "src" / "image").glob("*.[ch]")),
+                     *sorted((hostside.ROOT / "src" / "store").glob("*.c"))]:
+            digest.update(pathlib.Path(path).read_bytes())
+        return pathlib.Path(folder) / digest.hexdigest()[:16]
+
+    def load_cache(self):
+        """Before the first start. True if there is a template then."""
+        folder = self.cache_folder()
+        if not folder or not (folder / "whole").exists():
+            return False
+        self.prepare()
+        subprocess.run(["cp", "-a", "--sparse=always", f"{folder}/data/.", self.data_dir], check=True)
+        return True
+
+    def save_cache(self):
+        folder = self.cache_folder()
+        if not folder:
+            return
+        self.stop()
+        for point in reversed([point for point, _, _ in hostside.mounts() if hostside.below(point, self.data_dir)]):
+            hostside.unmount(point)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        subprocess.run(["cp", "-a", "--sparse=always", self.data_dir, folder / "data"], check=True)
+        (folder / "whole").write_text("")
+        self.start()
+
     # -- looking at it
 
     def pids(self):
@@ -167,6 +202,8 @@ class Daemon:
                 continue
             program = os.path.basename(words[0]).decode()
             is_worker = b"--worker" in words
+            if b"--build-image" in words:
+                continue
             kind = "helper" if "helper" in program else "worker" if is_worker else "supervisor"
             if kind == role and not hostside.is_zombie(pid):
                 found.append(pid)

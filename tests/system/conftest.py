@@ -31,9 +31,12 @@ def build_template(instance):
 @pytest.fixture(scope="session")
 def main_daemon():
     instance = daemon_module.Daemon("main", 0)
-    instance.start()
+    cached = instance.load_cache()
     try:
-        build_template(instance)
+        instance.start()
+        if not cached:
+            build_template(instance)
+            instance.save_cache()
         yield instance
     finally:
         instance.destroy()
