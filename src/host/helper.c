@@ -10,6 +10,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "host/builder.h"
 #include "host/sandbox.h"
 #include "host/server.h"
 #include "host/storage.h"
@@ -43,6 +44,8 @@ static int run(const struct config *config, struct error *e)
 	if (r == 0)
 		r = storage_open(config, server.user, server.group, &server.storage, e);
 	if (r == 0)
+		builder_prepare(config);
+	if (r == 0)
 		r = sandbox_host_open(&server.sandboxes, config, e);
 	if (r == 0)
 		r = server_run(&server, e);
@@ -56,6 +59,8 @@ int main(int argc, char **argv)
 {
 	struct config config;
 	struct error e;
+	if (argc > 1 && strcmp(argv[1], BUILDER_OPTION) == 0)
+		return builder_main(argc, argv);
 	if (config_load(&config, &argc, argv, &e) < 0) {
 		fprintf(stderr, "space-helper: %s\n", e.message);
 		return 2;

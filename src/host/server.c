@@ -288,7 +288,7 @@ static int handle_build(struct connection *c, struct error *e)
 	    .kernel_fd = c->fds[2],
 	    .initrd_fd = c->fds[3],
 	};
-	r = builder_run(c->server->config, c->server->sandboxes, &spec, send_progress, peer_is_gone, c, e);
+	r = builder_run(c->server->config, &spec, send_progress, peer_is_gone, c, e);
 	build_slot(-1);
 	if (r == 0)
 		reply_value(c, 0, NULL, 0);

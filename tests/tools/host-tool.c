@@ -4,6 +4,7 @@
  *   host-tool SOCKET start ID [-f FILE]… [-m MIB] [-p PRELOAD] [-P PROGRAM] -- ARGUMENT…   prints the pid
  *   host-tool SOCKET kill|output ID
  *   host-tool SOCKET list | storage | doctor
+ *   host-tool SOCKET build AGENT DISK KERNEL INITRD SIZE [PACKAGE]…    prints progress
  *   host-tool SOCKET connect ID PORT       prints what became of a connection to the guest's address
  *   host-tool SOCKET sockets ID COUNT ROUNDS      median time in microseconds
  *   host-tool SOCKET cycle ROUNDS -- ARGUMENT…    median and worst times of start and kill, in microseconds
@@ -204,6 +205,35 @@ static int do_output(const char *id)
 	return 0;
 }
 
+static void print_line(void *context, const char *line)
+{
+	(void)context;
+	printf("%s\n", line);
+	fflush(stdout);
+}
+
+static int do_build(char **argv)
+{
+	int fds[4];
+	uint64_t size;
+	for (int i = 0; i < 4; i++) {
+		fds[i] = open(argv[i], i ? O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0600);
+		if (fds[i] < 0) {
+			perror(argv[i]);
+			return 2;
+		}
+	}
+	if (text_parse_size(argv[4], &size) < 0)
+		return usage();
+	struct host_image_spec spec = {.packages = (const char *const *)argv + 5,
+	                               .size_bytes = size,
+	                               .agent_fd = fds[0],
+	                               .disk_fd = fds[1],
+	                               .kernel_fd = fds[2],
+	                               .initrd_fd = fds[3]};
+	return host_image_build(client, &spec, print_line, NULL, &e) < 0 ? fail() : 0;
+}
+
 static int run(const char *command, int argc, char **argv)
 {
 	if (strcmp(command, "start") == 0 && argc >= 2)
@@ -222,6 +252,8 @@ static int run(const char *command, int argc, char **argv)
 		return do_connect(argv[0], argv[1]);
 	if (strcmp(command, "sockets") == 0 && argc == 3)
 		return do_sockets(argv[0], argv[1], argv[2]);
+	if (strcmp(command, "build") == 0 && argc >= 5)
+		return do_build(argv);
 	if (strcmp(command, "cycle") == 0 && argc >= 2)
 		return do_cycle(argv[0], argv + 2);
 	return usage();
