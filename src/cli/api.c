@@ -27,6 +27,7 @@ struct api {
 
 /* What went wrong with the connection itself, for hints; the error object has no room for it. */
 static __thread int connection_errno;
+static __thread int answered_by_guest;
 
 static int set_url(struct api *api, const char *url, struct error *e)
 {
@@ -157,6 +158,11 @@ int api_is_refused(const struct error *e)
 	return e->code != ERROR_NONE && connection_errno == ECONNREFUSED;
 }
 
+int api_is_from_guest(void)
+{
+	return answered_by_guest;
+}
+
 int api_is_connection_error(const struct error *e)
 {
 	return e->code != ERROR_NONE && connection_errno != 0;
@@ -165,7 +171,7 @@ int api_is_connection_error(const struct error *e)
 static int connect_server(const struct api *api, struct http_client **ret, struct error *e)
 {
 	*ret = NULL;
-	connection_errno = 0;
+	connection_errno = answered_by_guest = 0;
 	int r = text_starts_with(api->url, "unix:") ? http_client_connect_unix(api->url + 5, api->host, ret, e)
 	                                            : http_client_connect_url(api->url, API_CONNECT_TIMEOUT_MS, ret, e);
 	if (r < 0) {
@@ -219,6 +225,8 @@ static int error_from_answer(int status, const char *body, size_t size, struct e
 	const char *message = json_string_value(json_object_get(json, "message"));
 	enum error_code number =
 	    json_is_string(code) ? code_from_name(json_string_value(code), status) : code_from_status(status);
+	/* spaced's own errors always have details, if only an empty object; neither of the agent's forms has. */
+	answered_by_guest = message && !json_object_get(json, "details");
 	if (message && *message)
 		error_set(e, number, "%s", message);
 	else
@@ -275,7 +283,7 @@ int api_call_text(struct api *api, const struct api_stream_call *call, json_t **
 	int r = ensure_client(api, e);
 	if (r < 0)
 		return r;
-	connection_errno = 0;
+	connection_errno = answered_by_guest = 0;
 	if (http_client_call(api->client, &http, &answer, e) < 0) {
 		drop_client(api);
 		http_answer_free(&answer);
@@ -338,7 +346,7 @@ int api_agent_call(struct api *api, const char *session, const char *method, con
 int api_stream_head(struct http_client *client, struct error *e)
 {
 	struct http_answer answer = {0};
-	connection_errno = 0;
+	connection_errno = answered_by_guest = 0;
 	if (http_client_read_head(client, &answer, e) < 0) {
 		http_answer_free(&answer);
 		return connection_failed(e);
@@ -432,13 +440,16 @@ const char *api_hint(const struct api *api, const struct error *e, const char *k
 	if (e->code == ERROR_UNAUTHENTICATED)
 		return api_is_local(api) ? NULL : "set SPACE_API_KEY to a key made with: space key create";
 	if (e->code == ERROR_FORBIDDEN)
-		return kind && strcmp(kind, "file") == 0 ? NULL
-		                                         : "the key may not do this; an admin key or the local socket may";
+		return answered_by_guest || (kind && strcmp(kind, "file") == 0)
+		           ? NULL
+		           : "the key may not do this; an admin key or the local socket may";
 	if (e->code == ERROR_NO_SPACE)
 		return "free some space: space history ID shows snapshots that can go, space doctor shows the disk";
 	if (e->code != ERROR_NOT_FOUND || !kind)
 		return NULL;
-	if (strcmp(kind, "session") == 0)
+	if (answered_by_guest)
+		return strcmp(kind, "process") == 0 ? "see the processes with: space ps -a ID" : NULL;
+	if (strcmp(kind, "session") == 0 || strcmp(kind, "process") == 0 || strcmp(kind, "file") == 0)
 		return "see the sessions with: space ls";
 	if (strcmp(kind, "template") == 0)
 		return "see the templates with: space template ls";
@@ -446,7 +457,5 @@ const char *api_hint(const struct api *api, const struct error *e, const char *k
 		return "see the snapshots with: space history ID";
 	if (strcmp(kind, "key") == 0)
 		return "see the keys with: space key ls";
-	if (strcmp(kind, "process") == 0)
-		return "see the processes with: space ps ID";
 	return NULL;
 }

@@ -62,6 +62,8 @@ void api_cut(struct api *api);
 void api_set_timeout(struct api *api, unsigned timeout_ms);
 /* True if no connection could be made at all: nothing was sent. */
 int api_is_refused(const struct error *e);
+/* True if the last error answer of this thread was the guest agent's own and not spaced's. */
+int api_is_from_guest(void);
 /* True if `e` came from the connection and not from an answer: the call may or may not have been carried out. */
 int api_is_connection_error(const struct error *e);
 

@@ -51,6 +51,7 @@ struct exec_stream {
 	int waiting;         /* no stream at present */
 	_Atomic int leaving; /* signal number, or one of LEAVE_* */
 	int forwarded;
+	int last_forwarded;
 	int wake_fd; /* readable once `leaving` is set */
 	struct api *signal_api;
 	uint64_t deadline_ms; /* monotonic; 0 = none */
@@ -115,6 +116,8 @@ static void on_signal(void *context, int number)
 		x->forwarded++;
 		if (!can_forward)
 			leave(x, number);
+		else
+			x->last_forwarded = number;
 	}
 	pthread_mutex_unlock(&x->lock);
 	if (number == SIGWINCH) {
@@ -434,7 +437,9 @@ static int connect_again(struct exec_stream *x, struct error *e)
 	if (r < 0 || x->leaving)
 		return r;
 	json_t *message = process_selector(x->pid);
-	json_object_set_new(message, "offset", json_integer((json_int_t)x->next_offset));
+	/* Without a position of our own (attached, nothing seen yet) we go on from now, as at first. */
+	if (x->request->argv || x->request->has_offset || x->next_offset)
+		json_object_set_new(message, "offset", json_integer((json_int_t)x->next_offset));
 	r = open_stream(x, "Connect", message, e);
 	json_decref(message);
 	return r;
@@ -587,6 +592,7 @@ int exec_stream_run(struct api *api, const struct exec_stream_request *request,
 		if (r == 0)
 			r = follow(&x, e);
 		signals_set_handler(NULL, NULL);
+		ret->forwarded = x.last_forwarded;
 		r = conclude(&x, r, e);
 	}
 	close_stream(&x);

@@ -57,6 +57,7 @@ struct exec_stream_result {
 	int timed_out;
 	int from_guest;  /* the error is what the guest's agent said */
 	int interrupted; /* our user ended it with this signal before or instead of an answer, 0 = no */
+	int forwarded;   /* last signal of our user's that was passed on, 0 = none */
 	uint64_t lost_bytes;
 };
 

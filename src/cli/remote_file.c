@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "cli/exec_stream.h"
 #include "cli/progress.h"
+#include "cli/signals.h"
 #include "cli/tar_extract.h"
 #include "cli/tar_pack.h"
 
@@ -39,8 +40,8 @@ int remote_file_stat(struct api *api, const struct remote_place *place, struct r
 	int r = api_agent_call(api, place->session, "filesystem.Filesystem/Stat", place->user, body, &answer, e);
 	json_decref(body);
 	if (r < 0) {
-		/* A session that does not exist is "not found" as well; the file's absence is what the agent says. */
-		if (e->code == ERROR_NOT_FOUND && !api_is_connection_error(e) && !strstr(e->message, "session"))
+		/* A session that does not exist is "not found" as well, but that is not the agent who says so. */
+		if (e->code == ERROR_NOT_FOUND && api_is_from_guest())
 			return 0;
 		return r;
 	}
@@ -115,20 +116,22 @@ static void tidy_message(char *message)
 }
 
 static int run_tar(struct api *api, const struct remote_place *place, const char *const *argv, struct copy *copy,
-                   struct error *e)
+                   struct remote_summary *ret, struct error *e)
 {
 	struct exec_stream_request request = {.session = place->session, .user = place->user, .argv = argv};
 	struct exec_stream_handlers handlers = {
 	    .output = take_archive, .input = copy->pack ? give_archive : NULL, .context = copy};
 	struct exec_stream_result result;
+	signals_start();
 	int r = exec_stream_run(api, &request, &handlers, &result, e);
+	ret->interrupted = result.interrupted ? result.interrupted : result.forwarded;
 	if (copy->error.code) {
 		*e = copy->error;
 		return error_code_errno(e->code);
 	}
 	if (r < 0)
 		return result.exit_status == 127 ? error_set(e, ERROR_UNSUPPORTED, "there is no tar in the guest") : r;
-	if (result.interrupted)
+	if (ret->interrupted)
 		return error_set(e, ERROR_CANCELED, "interrupted");
 	tidy_message(copy->message);
 	if (result.signal)
@@ -150,7 +153,7 @@ int remote_file_upload(struct api *api, const struct remote_place *place, const 
 	/* -o: the files belong to whom the copy runs as, not to the numbers in the archive. */
 	const char *const argv[] = {"tar", "-x", "-p", "-o", "-f", "-", "-C", parent, NULL};
 	progress_start(&copy.progress, name, tar_pack_total(copy.pack), progress);
-	r = run_tar(api, place, argv, &copy, e);
+	r = run_tar(api, place, argv, &copy, ret, e);
 	progress_end(&copy.progress, tar_pack_done(copy.pack), r < 0);
 	const char *problem;
 	ret->bytes = tar_pack_done(copy.pack);
@@ -175,7 +178,7 @@ int remote_file_download(struct api *api, const struct remote_place *place, cons
 	const char *const argv[] = {"tar",  "-c", "--format=posix", "--hard-dereference", "-f", "-", "-C", parent, "--",
 	                            member, NULL};
 	progress_start(&copy.progress, base, total, progress);
-	r = run_tar(api, place, argv, &copy, e);
+	r = run_tar(api, place, argv, &copy, ret, e);
 	if (r == 0)
 		r = tar_extract_finish(copy.extract, e);
 	progress_end(&copy.progress, tar_extract_done(copy.extract), r < 0);

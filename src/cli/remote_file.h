@@ -25,6 +25,7 @@ struct remote_summary {
 	uint64_t bytes;
 	size_t entries;
 	size_t skipped;
+	int interrupted;   /* our user ended it with this signal, 0 = no */
 	char problem[512]; /* first thing that was left out or cut; "" = none */
 };
 

@@ -7,7 +7,6 @@
 
 #include "base/text.h"
 #include "cli/remote_file.h"
-#include "cli/signals.h"
 #include "cli/verbs.h"
 
 static const char *user;
@@ -226,13 +225,11 @@ static int run(struct verb_call *call)
 	struct remote_summary summary = {0};
 	if (!session)
 		abort();
-	signals_start();
 	int r = from_colon ? download(call->api, &place, target, &summary, &e)
 	                   : upload(call->api, source, &place, &summary, &e);
 	if (r < 0) {
-		int status = verb_fail(call, &e, strstr(e.message, "session") ? "session" : "file", "cannot copy %s to %s",
-		                       source, target);
-		return signals_pending() ? 128 + signals_pending() : status;
+		int status = verb_fail(call, &e, "file", "cannot copy %s to %s", source, target);
+		return summary.interrupted ? 128 + summary.interrupted : status;
 	}
 	return report(&summary, source, target);
 }

@@ -3,9 +3,11 @@ import io
 import json
 import os
 import pty
+import signal
 import stat
 import subprocess
 import tarfile
+import time
 
 import pytest
 
@@ -266,3 +268,27 @@ def test_cut_archive_leaves_no_half_file(cli, server, archive, tmp_path):
     done = archive.send(cli, server, tmp_path / "safe")
     assert done.returncode == 125 and "too early" in done.stderr
     assert os.listdir(tmp_path / "safe" / "t") == ["f"] and (tmp_path / "safe/t/f").read_text() == "old"
+
+
+def test_a_file_named_like_a_session(cli, server, web, tmp_path):
+    """The word in a file's name must not be taken for a missing session."""
+    (tmp_path / "f").write_text("1")
+    cli.ok("cp", tmp_path / "f", "web:session.log")
+    done = cli("cp", "web:no-such-session", tmp_path / "x")
+    assert 'there is no "no-such-session" in web' in done.stderr and "space ls" not in done.stderr
+    assert "space ls" in cli("cp", "nobody:x", tmp_path / "x").stderr
+
+
+def test_interrupted_copy(cli, server, web, tmp_path):
+    os.mkfifo(server.root + "/slow")
+    os.mkdir(server.root + "/t")
+    with open(tmp_path / "big", "wb") as file:
+        file.truncate(4 << 30)
+    process = cli.start("cp", str(tmp_path / "big"), "web:t", stderr=subprocess.PIPE)
+    while not server.processes:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=20)[1]
+    assert process.returncode == 130 and b"interrupted" in errors
+    assert all(tar.child.wait(5) is not None for tar in server.processes.values())
