@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -25,6 +26,7 @@
 
 #define BUILD_TIME_MAX_MS (60 * 60 * 1000)
 #define BUILD_POLL_MS 500
+#define BUILD_LOCK_WAIT_S 2
 
 /* Descriptors of the builder process. */
 enum { FD_AGENT = 3, FD_DISK, FD_KERNEL, FD_INITRD, FD_REPORT, FD_END };
@@ -56,13 +58,19 @@ static int open_work_folder(const char *data_dir, struct error *e)
 	return TAKE_FD(work);
 }
 
-void builder_prepare(const struct config *config)
+/* A build holds a lock on its folder; one that has none any more, and is not about to take it, has died. */
+static int is_abandoned(int work, const char *name)
 {
-	char mount_point[CONFIG_PATH_BYTES + 32];
-	text_format(mount_point, sizeof(mount_point), "%s/build", config->runtime_dir);
-	if (mkdir(mount_point, 0700) < 0 && errno != EEXIST)
-		log_warning("helper", "%s: %s", mount_point, strerror(errno));
-	CLEANUP_CLOSE int work = open_work_folder(config->data_dir, NULL);
+	struct stat st;
+	CLEANUP_CLOSE int fd = openat(work, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
+		return 0;
+	return time_realtime_ms() / 1000 >= (uint64_t)st.st_ctime + BUILD_LOCK_WAIT_S;
+}
+
+static void sweep(const char *data_dir)
+{
+	CLEANUP_CLOSE int work = open_work_folder(data_dir, NULL);
 	int copy = work < 0 ? -1 : fcntl(work, F_DUPFD_CLOEXEC, 0);
 	DIR *dir = copy < 0 ? NULL : fdopendir(copy);
 	if (!dir) {
@@ -73,7 +81,7 @@ void builder_prepare(const struct config *config)
 	struct dirent *entry;
 	while ((entry = readdir(dir))) {
 		char path[300];
-		if (entry->d_name[0] == '.' || strcmp(entry->d_name, "packages") == 0)
+		if (entry->d_name[0] == '.' || strcmp(entry->d_name, "packages") == 0 || !is_abandoned(work, entry->d_name))
 			continue;
 		text_format(path, sizeof(path), "/proc/self/fd/%d/%s", work, entry->d_name);
 		if (build_remove_tree(path) < 0)
@@ -82,6 +90,15 @@ void builder_prepare(const struct config *config)
 			log_info("helper", "removed left-over build %s", entry->d_name);
 	}
 	closedir(dir);
+}
+
+void builder_prepare(const struct config *config)
+{
+	char mount_point[CONFIG_PATH_BYTES + 32];
+	text_format(mount_point, sizeof(mount_point), "%s/build", config->runtime_dir);
+	if (mkdir(mount_point, 0700) < 0 && errno != EEXIST)
+		log_warning("helper", "%s: %s", mount_point, strerror(errno));
+	sweep(config->data_dir);
 }
 
 /* Between fork and exec in a process with threads: system calls only. */
@@ -105,9 +122,10 @@ static void exec_builder(const int *fds, char *const *argv, char *const *environ
 	_exit(127);
 }
 
+/* SIGTERM has the builder end its namespace and wait until that is empty; it does nothing else, so it comes soon. */
 static void end_builder(pid_t pid)
 {
-	kill(pid, SIGKILL);
+	kill(pid, SIGTERM);
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
 		;
 }
@@ -199,6 +217,8 @@ int builder_run(const struct config *config, const struct host_image_spec *spec,
 	if (r == 0) {
 		r = watch_builder(&watch, e);
 		end_builder(pid);
+		if (r < 0)
+			sweep(config->data_dir);
 	}
 	close(pair[0]);
 	return r;
@@ -264,6 +284,15 @@ static void build_in_namespace(int argc, char **argv)
 		send_message(MESSAGE_DONE, ERROR_NONE, "");
 }
 
+static volatile pid_t namespace_pid;
+
+static void on_term(int signal_number)
+{
+	if (!namespace_pid)
+		_exit(1);
+	kill(namespace_pid, SIGKILL);
+}
+
 int builder_main(int argc, char **argv)
 {
 	if (argc < 6)
@@ -273,6 +302,7 @@ int builder_main(int argc, char **argv)
 	if (poll(&p, 1, 0) > 0)
 		return 1;
 	umask(022);
+	signal(SIGTERM, on_term);
 	if (unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS) < 0 ||
 	    mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) {
 		char text[128];
@@ -284,11 +314,13 @@ int builder_main(int argc, char **argv)
 	if (pid == 0) {
 		/* First process of the namespace: its end is the end of all others. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+		signal(SIGTERM, SIG_DFL);
 		build_in_namespace(argc, argv);
 		_exit(0);
 	}
 	if (pid < 0)
 		return 1;
+	namespace_pid = pid;
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
 		;
 	return 0;
