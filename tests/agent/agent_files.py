@@ -65,12 +65,20 @@ class Agent:
                                 {"Content-Type": "application/json"}).status == 204
 
     def stop(self):
+        died = self.process.poll()
         self.process.kill()
         self.process.wait()
+        self.log.seek(0)
+        text = self.log.read().decode(errors="replace")
         self.log.close()
         os.unlink(f"/tmp/space-agent-{self.port}.log")
+        assert died is None, text
+        assert "runtime error" not in text and "Sanitizer" not in text, text
 
     def rss_kb(self):
+        """0 with sanitizers, whose own memory says nothing of the agent's."""
+        if os.environ.get("SPACE_TEST_SANITIZED"):
+            return 0
         for line in open(f"/proc/{self.process.pid}/status"):
             if line.startswith("VmRSS:"):
                 return int(line.split()[1])
