@@ -267,7 +267,7 @@ def test_cut_answers_are_cut(server, session, path):
     b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: \0\r\n\r\n",
     b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", 
+    b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
 ], ids=lambda raw: repr(raw[:30]))
 def test_malformed_answers_are_502(server, session, raw):
     answer = server.local.call("GET", agent_path(session, f"/raw/{raw.hex()}"))

@@ -125,9 +125,8 @@ int session_create(struct session_manager *m, const struct session_caller *who, 
 	char id[ID_BYTES], token[TOKEN_BYTES];
 	id_make(id, 's');
 	token_make(token);
-	json_t *s =
-	    json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:I}", "id", id, "name", name, "tenant", who->tenant, "state", "creating",
-	              "access_token", token, "private_ports", private_ports, "starts", (json_int_t)1);
+	json_t *s = json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:I}", "id", id, "name", name, "tenant", who->tenant, "state",
+	                      "creating", "access_token", token, "private_ports", private_ports, "starts", (json_int_t)1);
 	lock(m);
 	json_object_set_new(m->sessions, id, s);
 	publish(m, "session.creating", s);
