@@ -2,7 +2,7 @@
  * The VMM maps its base memory file privately; what the guest has changed since are the anonymous pages of that
  * mapping. pagemap (Linux: Documentation/admin-guide/mm/pagemap.rst) tells them from pages of the file: present or
  * swapped, and bit 61 clear. Runs of them go through process_vm_readv() straight to the same offsets of the pages
- * memfd, a thousand runs a call.
+ * memfd; a few threads share the work, since this is most of the time that a guest stands still for a snapshot.
  *
  * The memfd belongs to the caller, who might shrink it meanwhile: this process never touches the mapping itself, only
  * the kernel does, and then the copy fails with EFAULT instead of a signal.
@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -30,10 +30,19 @@
 #define PAGE_OF_FILE (UINT64_C(1) << 61) /* or of shared anonymous memory */
 #define PAGEMAP_CHUNK_ENTRIES 65536      /* 512 KiB, 256 MiB of guest memory */
 #define MAPS_BYTES_MAX (8 * MIB)
-#define RUNS_MAX IOV_MAX
-/* One call copies at most this much, so that a kill is not kept waiting. */
-#define COPY_BYTES_MAX (256 * MIB)
 #define MEMORY_BYTES_MAX (1024 * GIB)
+/* Threads take the runs in portions of about this size; longer runs are cut. */
+#define PORTION_BYTES (1 * MIB)
+#define PORTION_RUNS_MAX 512 /* IOV_MAX is 1024 */
+#define COPY_THREADS_MAX 4
+/* Below this, starting a thread costs more than it saves. */
+#define COPY_THREAD_BYTES (8 * MIB)
+
+struct run {
+	uint64_t address; /* in the VMM */
+	uint64_t offset;  /* in guest memory */
+	uint64_t bytes;
+};
 
 struct copier {
 	pid_t pid;
@@ -42,45 +51,91 @@ struct copier {
 	unsigned char *bitmap; /* size / PAGE_BYTES bits */
 	uint64_t *entries;     /* PAGEMAP_CHUNK_ENTRIES */
 	uint64_t pages;
-	struct iovec local[RUNS_MAX];
-	struct iovec remote[RUNS_MAX];
+	struct run *runs;
 	size_t run_count;
-	uint64_t run_bytes;
+	size_t run_capacity;
+	/* While threads copy. */
+	pthread_mutex_t lock;
+	size_t next_run;
+	struct error error; /* the first one */
 };
 
-static int flush_runs(struct copier *c, struct error *e)
-{
-	if (!c->run_count)
-		return 0;
-	ssize_t n = process_vm_readv(c->pid, c->local, c->run_count, c->remote, c->run_count, 0);
-	if (n < 0)
-		return error_set_errno(e, errno, "copy of guest memory");
-	if ((uint64_t)n != c->run_bytes)
-		return error_set(e, ERROR_INTERNAL, "copy of guest memory stopped after %zd of %" PRIu64 " bytes", n,
-		                 c->run_bytes);
-	c->run_count = 0;
-	c->run_bytes = 0;
-	return 0;
-}
-
-static int add_run(struct copier *c, uint64_t address, uint64_t offset, uint64_t bytes, struct error *e)
+static int add_run(struct copier *c, uint64_t address, uint64_t offset, uint64_t bytes)
 {
 	while (bytes) {
-		if (c->run_count == RUNS_MAX || c->run_bytes >= COPY_BYTES_MAX) {
-			int r = flush_runs(c, e);
-			if (r < 0)
-				return r;
+		if (c->run_count == c->run_capacity) {
+			size_t capacity = c->run_capacity ? c->run_capacity * 2 : 1024;
+			struct run *larger = realloc(c->runs, capacity * sizeof(*larger));
+			if (!larger)
+				return -ENOMEM;
+			c->runs = larger;
+			c->run_capacity = capacity;
 		}
-		uint64_t part = MIN(bytes, COPY_BYTES_MAX - c->run_bytes);
-		c->local[c->run_count] = (struct iovec){.iov_base = c->target + offset, .iov_len = part};
-		c->remote[c->run_count] = (struct iovec){.iov_base = (void *)(uintptr_t)address, .iov_len = part};
-		c->run_count++;
-		c->run_bytes += part;
+		uint64_t part = MIN(bytes, PORTION_BYTES);
+		c->runs[c->run_count++] = (struct run){.address = address, .offset = offset, .bytes = part};
 		address += part;
 		offset += part;
 		bytes -= part;
 	}
 	return 0;
+}
+
+/* The next portion of the runs as vectors for process_vm_readv(); returns their number, 0 at the end. */
+static size_t take_portion(struct copier *c, struct iovec *local, struct iovec *remote, uint64_t *ret_bytes)
+{
+	size_t count = 0;
+	*ret_bytes = 0;
+	pthread_mutex_lock(&c->lock);
+	while (!c->error.code && c->next_run < c->run_count && count < PORTION_RUNS_MAX && *ret_bytes < PORTION_BYTES) {
+		const struct run *run = &c->runs[c->next_run++];
+		local[count] = (struct iovec){.iov_base = c->target + run->offset, .iov_len = run->bytes};
+		remote[count] = (struct iovec){.iov_base = (void *)(uintptr_t)run->address, .iov_len = run->bytes};
+		*ret_bytes += run->bytes;
+		count++;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return count;
+}
+
+static void *copy_thread(void *context)
+{
+	struct copier *c = context;
+	struct iovec local[PORTION_RUNS_MAX];
+	struct iovec remote[PORTION_RUNS_MAX];
+	uint64_t bytes;
+	size_t count;
+	while ((count = take_portion(c, local, remote, &bytes))) {
+		ssize_t n = process_vm_readv(c->pid, local, count, remote, count, 0);
+		if (n >= 0 && (uint64_t)n == bytes)
+			continue;
+		int errnum = errno;
+		pthread_mutex_lock(&c->lock);
+		if (n < 0)
+			error_set_errno(&c->error, errnum, "copy of guest memory");
+		else
+			error_set(&c->error, ERROR_INTERNAL, "copy of guest memory stopped after %zd of %" PRIu64 " bytes", n,
+			          bytes);
+		pthread_mutex_unlock(&c->lock);
+	}
+	return NULL;
+}
+
+static int copy_runs(struct copier *c, struct error *e)
+{
+	pthread_t threads[COPY_THREADS_MAX];
+	size_t started = 0;
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	uint64_t wanted = MIN(c->pages * PAGE_BYTES / COPY_THREAD_BYTES, (uint64_t)MAX(MIN(cpus, COPY_THREADS_MAX), 1));
+	pthread_mutex_init(&c->lock, NULL);
+	while (started + 1 < wanted && pthread_create(&threads[started], NULL, copy_thread, c) == 0)
+		started++;
+	copy_thread(c);
+	while (started)
+		pthread_join(threads[--started], NULL);
+	pthread_mutex_destroy(&c->lock);
+	if (!c->error.code)
+		return 0;
+	return error_set(e, c->error.code, "%s", c->error.message);
 }
 
 static int is_changed(uint64_t entry)
@@ -89,7 +144,7 @@ static int is_changed(uint64_t entry)
 }
 
 /* `count` pagemap entries for the pages from `address` on, which hold the guest memory from `offset` on. */
-static int copy_changed(struct copier *c, size_t count, uint64_t address, uint64_t offset, struct error *e)
+static int find_changed(struct copier *c, size_t count, uint64_t address, uint64_t offset, struct error *e)
 {
 	size_t i = 0;
 	while (i < count) {
@@ -103,14 +158,14 @@ static int copy_changed(struct copier *c, size_t count, uint64_t address, uint64
 			c->bitmap[page / 8] |= (unsigned char)(1u << (page % 8));
 		}
 		c->pages += i - first;
-		int r = add_run(c, address + first * PAGE_BYTES, offset + first * PAGE_BYTES, (i - first) * PAGE_BYTES, e);
-		if (r < 0)
-			return r;
+		if (add_run(c, address + first * PAGE_BYTES, offset + first * PAGE_BYTES, (i - first) * PAGE_BYTES) < 0)
+			return error_set_errno(e, ENOMEM, "copy of guest memory");
 	}
 	return 0;
 }
 
-static int copy_range(struct copier *c, int pagemap_fd, uint64_t start, uint64_t end, uint64_t offset, struct error *e)
+static int find_in_range(struct copier *c, int pagemap_fd, uint64_t start, uint64_t end, uint64_t offset,
+                         struct error *e)
 {
 	while (start < end) {
 		size_t count = MIN((end - start) / PAGE_BYTES, PAGEMAP_CHUNK_ENTRIES);
@@ -119,7 +174,7 @@ static int copy_range(struct copier *c, int pagemap_fd, uint64_t start, uint64_t
 		if (n != (ssize_t)bytes)
 			return n < 0 ? error_set_errno(e, (int)n, "pagemap of the VMM")
 			             : error_set(e, ERROR_UNAVAILABLE, "the VMM ended during the copy");
-		int r = copy_changed(c, count, start, offset, e);
+		int r = find_changed(c, count, start, offset, e);
 		if (r < 0)
 			return r;
 		start += count * PAGE_BYTES;
@@ -138,8 +193,8 @@ static int is_mapping_of(int proc_fd, uint64_t start, uint64_t end, const struct
 	return fstatat(proc_fd, path, &st, 0) == 0 && st.st_dev == base->st_dev && st.st_ino == base->st_ino;
 }
 
-static int copy_mappings(struct copier *c, int proc_fd, int pagemap_fd, char *maps, const struct stat *base,
-                         struct error *e)
+static int find_runs(struct copier *c, int proc_fd, int pagemap_fd, char *maps, const struct stat *base,
+                     struct error *e)
 {
 	uint64_t covered = 0;
 	char *cursor = maps;
@@ -153,7 +208,7 @@ static int copy_mappings(struct copier *c, int proc_fd, int pagemap_fd, char *ma
 			continue;
 		if (end < start || offset > c->size || end - start > c->size - offset || offset % PAGE_BYTES)
 			return error_set(e, ERROR_INTERNAL, "the VMM maps its memory file beyond its end");
-		int r = copy_range(c, pagemap_fd, start, end, offset, e);
+		int r = find_in_range(c, pagemap_fd, start, end, offset, e);
 		if (r < 0)
 			return r;
 		covered += end - start;
@@ -161,7 +216,7 @@ static int copy_mappings(struct copier *c, int proc_fd, int pagemap_fd, char *ma
 	if (covered != c->size)
 		return error_set(e, ERROR_INTERNAL, "the VMM maps %" PRIu64 " of the %" PRIu64 " bytes of its memory file",
 		                 covered, c->size);
-	return flush_runs(c, e);
+	return 0;
 }
 
 void memory_window_drop(struct memory_window *window)
@@ -224,7 +279,8 @@ static int copy_process(struct copier *c, const struct stat *base, struct error 
 	int r = fd_read_file(proc_fd, "maps", MAPS_BYTES_MAX, &maps, NULL);
 	if (r < 0)
 		return error_set_errno(e, r, "memory map of the VMM");
-	return copy_mappings(c, proc_fd, pagemap_fd, maps, base, e);
+	r = find_runs(c, proc_fd, pagemap_fd, maps, base, e);
+	return r < 0 ? r : copy_runs(c, e);
 }
 
 int memory_copy(pid_t pid, int base_fd, uint64_t size, int pages_fd, int bitmap_fd, struct memory_window *window,
@@ -248,6 +304,7 @@ int memory_copy(pid_t pid, int base_fd, uint64_t size, int pages_fd, int bitmap_
 	c->bitmap = bitmap;
 	c->entries = entries;
 	r = copy_process(c, &base, e);
+	free(c->runs);
 	if (r == 0) {
 		r = fd_pwrite_full(bitmap_fd, bitmap, bitmap_bytes, 0);
 		if (r < 0)
