@@ -315,6 +315,7 @@ int identity_set_machine_id(const char *hex, struct error *e)
 int identity_set_clock(uint64_t realtime_ns, uint64_t slack_before_ns, uint64_t slack_after_ns, struct error *e)
 {
 	uint64_t now = time_realtime_ns();
+	agent_note_host_time(realtime_ns);
 	if (now + slack_before_ns >= realtime_ns && now <= realtime_ns + slack_after_ns)
 		return 0;
 	if (!identity.is_guest)

@@ -75,7 +75,8 @@ int metadata_write(int fd, const struct metadata *m)
 	return 0;
 }
 
-int metadata_append_json(struct buf *b, const char *path)
+/* Most files have none: this is kept apart so that the usual case needs no buffers. */
+__attribute__((noinline)) static int append_pairs(struct buf *b, const char *path)
 {
 	char names[METADATA_NAMES_BYTES], value[METADATA_TOTAL_BYTES_MAX];
 	ssize_t size = llistxattr(path, names, sizeof(names));
@@ -97,4 +98,9 @@ int metadata_append_json(struct buf *b, const char *path)
 			r = entry_append_string(b, value, (size_t)n);
 	}
 	return r < 0 || count == 0 ? r : buf_append_string(b, "}");
+}
+
+int metadata_append_json(struct buf *b, const char *path)
+{
+	return llistxattr(path, NULL, 0) > 0 ? append_pairs(b, path) : 0;
 }

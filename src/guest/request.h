@@ -115,6 +115,10 @@ extern const struct request_route space_routes[];
 /* What /init and resume-as set; copies under a lock. Strings are NULL when unset. */
 char *agent_default_workdir(void); /* free() it */
 char *agent_access_token(void);    /* wipe with explicit_bzero() and free() it */
+/* The host's time, as it was last told and counted on since then, whatever somebody in the guest makes of its clock.
+ * Without a host that told the time: the clock. */
+void agent_note_host_time(uint64_t realtime_ns);
+uint64_t agent_host_time_ms(void);
 /* Whole authorisation of a /files call: no token set, the right token in X-Access-Token, or a valid v1 signature over
  * path, operation ("read", "write"), user (all as sent in the query) and expiry. 0 or ERROR_UNAUTHENTICATED. */
 int agent_check_signature(const struct request *r, const char *path, const char *operation, const char *user,

@@ -3,18 +3,43 @@
  *
  * A v1 signature is "v1_" and the unpadded base64 of SHA-256(path ":" operation ":" user ":" token [":" expiry]), over
  * path and user exactly as they stand in the query (decoded) and the expiry in Unix seconds. It binds path, operation,
- * user, expiry and, through the token, the session.
+ * user, expiry and, through the token, the session. Expiry is measured by the host's time: setting the guest's clock
+ * back does not prolong a link.
  */
 #include <errno.h>
 #include <sodium.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/text.h"
 #include "guest/request.h"
 
 #define SIGNATURE_PREFIX "v1_"
 #define SIGNATURE_BYTES 64
+
+/* Realtime minus CLOCK_BOOTTIME when the host told the time; 0 if it never did. */
+static atomic_llong host_offset_ns;
+
+static int64_t boottime_ns(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_BOOTTIME, &ts);
+	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+void agent_note_host_time(uint64_t realtime_ns)
+{
+	if (realtime_ns <= INT64_MAX)
+		atomic_store(&host_offset_ns, (int64_t)realtime_ns - boottime_ns());
+}
+
+uint64_t agent_host_time_ms(void)
+{
+	int64_t offset = atomic_load(&host_offset_ns);
+	return offset ? (uint64_t)((boottime_ns() + offset) / 1000000) : time_realtime_ms();
+}
 
 static void hash_field(crypto_hash_sha256_state *state, const char *text, int is_last)
 {
@@ -62,7 +87,7 @@ static int check_link(const struct request *r, const char *path, const char *ope
 	if (!is_equal)
 		return error_set(e, ERROR_UNAUTHENTICATED, "invalid signature");
 	/* A lifetime of 0 s has run out at once. */
-	if (expiry && until <= time_realtime_ms() / 1000)
+	if (expiry && until <= agent_host_time_ms() / 1000)
 		return error_set(e, ERROR_UNAUTHENTICATED, "signature_expired: the signed link has run out");
 	return 0;
 }

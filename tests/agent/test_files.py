@@ -682,6 +682,25 @@ def test_signed_links(secured, home, folder):
     assert fetch("GET", {"path": path, "signature": sign(path, "read", "")})[0] in (200, 400, 401, 403)
 
 
+def test_links_expire_by_the_time_that_the_host_told(folder):
+    path = f"{folder}/f"
+    open(path, "w").close()
+    agent = Agent(token=TOKEN)
+    try:
+        for offset in [86400, -86400]:
+            now = int(time.time()) + offset
+            told = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+            assert agent.request("POST", "/init", json.dumps({"timestamp": told, "accessToken": TOKEN}),
+                                 {"Content-Type": "application/json"}).status == 204
+            agent.token = None
+            for expiry, status in [(now - 5, 401), (now + 5, 200)]:
+                assert agent.get(path, signature=sign(path, "read", "root", expiry),
+                                 signature_expiration=expiry).status == status, (offset, expiry - now)
+            agent.token = TOKEN
+    finally:
+        agent.stop()
+
+
 def test_every_call_needs_the_token(secured, folder):
     connection = secured.connect()
     for method in ["Stat", "ListDir", "Remove", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher", "MakeDir", "Move"]:
