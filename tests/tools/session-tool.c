@@ -31,6 +31,7 @@
 static struct session_manager *manager;
 static const struct session_caller admin = {.tenant = "default", .is_admin = 1};
 static char ids[IDS][ID_BYTES];
+static int print_width = 200; /* SESSION_TOOL_WIDTH */
 static pthread_mutex_t print_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void push_id(const char *id)
@@ -43,7 +44,7 @@ static void print_json(const char *what, json_t *value, uint64_t us)
 {
 	char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
 	pthread_mutex_lock(&print_mutex);
-	printf("%s %.1f ms %s\n", what, (double)us / 1000, text ? text : "");
+	printf("%s %.1f ms %.*s\n", what, (double)us / 1000, print_width, text ? text : "");
 	fflush(stdout);
 	pthread_mutex_unlock(&print_mutex);
 	free(text);
@@ -79,8 +80,10 @@ static void take_event(struct output *output, json_t *event)
 		size_t size = json_string_length(text);
 		char *to = text ? buf_reserve(&output->text, size / 4 * 3 + 3) : NULL;
 		long n = to ? text_base64_decode(to, json_string_value(text), size) : 0;
-		if (n > 0)
+		if (n > 0) {
 			output->text.size += (size_t)n;
+			output->text.data[output->text.size] = '\0';
+		}
 	}
 	json_t *end = json_object_get(event, "end");
 	if (end) {
@@ -419,6 +422,9 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	signal(SIGPIPE, SIG_IGN);
+	uint64_t width;
+	if (text_parse_u64(getenv("SESSION_TOOL_WIDTH"), 1 << 30, &width) == 0)
+		print_width = (int)width;
 	if (session_manager_new(&config, &manager, &e) < 0) {
 		fprintf(stderr, "session-tool: %s\n", e.message);
 		return 1;
