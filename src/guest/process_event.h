@@ -4,8 +4,8 @@
 
 #include "guest/process.h"
 
-/* Output bytes of one data event, a multiple of 3. */
-#define PROCESS_EVENT_RAW_BYTES 49152
+/* Output bytes of one data event, a multiple of 3: a full pipe fits into one. */
+#define PROCESS_EVENT_RAW_BYTES 65538
 #define PROCESS_EVENT_TEXT_BYTES (PROCESS_EVENT_RAW_BYTES / 3 * 4)
 /* Room for frame, envelope and JSON in front of the text, and behind it. */
 #define PROCESS_EVENT_FRONT_BYTES 160

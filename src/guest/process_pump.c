@@ -33,6 +33,17 @@
 #define PUMP_TIMEOUT_TICK_MS 50
 /* A terminal does not tell how much it holds: at most this much is read after its leader's end. */
 #define PUMP_TERMINAL_DRAIN_BYTES (256 * 1024)
+/*
+ * A writer of small pieces would be interrupted by the pump at each of them, at several times the cost of the pieces
+ * themselves. When output comes without a pause, the pump rests a little behind each batch and finds the pieces joined:
+ * longer while batches are small, shorter when a pipe was found full. First pieces are never delayed.
+ */
+#define PUMP_REST_US_MIN 250
+#define PUMP_REST_US_MAX 15000
+#define PUMP_REST_AFTER 4
+#define PUMP_SMALL_BYTES 16384
+#define PUMP_LARGE_BYTES 49152
+#define PUMP_PAUSE_US 30000
 
 static struct {
 	int poller;
@@ -43,6 +54,7 @@ static struct {
 	struct process **woken; /* each with a reference */
 	size_t woken_count;
 	size_t woken_capacity;
+	size_t batch_bytes;       /* output read for the present batch of events */
 	struct process *noted;    /* readers to wake behind the batch: data and end of a short process go out together */
 	struct process *released; /* references to drop behind the batch of events, which may still point there */
 } pump = {.poller = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
@@ -139,6 +151,7 @@ static int read_stream(struct process *p, struct process_stream *s, size_t max)
 {
 	ssize_t n = process_log_fill(&p->log, s->fd, s->index, max);
 	if (n > 0) {
+		pump.batch_bytes += (size_t)n;
 		s->drain -= MIN(s->drain, (size_t)n);
 		return 0;
 	}
@@ -398,9 +411,36 @@ static int poll_timeout(void)
 	return due <= now ? 0 : (int)MIN(due - now, UINT64_C(3600000));
 }
 
+struct rest {
+	unsigned streak; /* batches without a pause between them */
+	unsigned us;
+	uint64_t last_us; /* end of the last batch */
+};
+
+static void rest_a_little(struct rest *rest)
+{
+	if (pump.batch_bytes == 0)
+		return;
+	uint64_t now = time_monotonic_us();
+	rest->streak = now - rest->last_us < PUMP_PAUSE_US ? rest->streak + 1 : 0;
+	if (rest->streak < PUMP_REST_AFTER)
+		rest->us = 0;
+	else if (pump.batch_bytes < PUMP_SMALL_BYTES)
+		rest->us = MIN(MAX(rest->us * 2, 2 * PUMP_REST_US_MIN), PUMP_REST_US_MAX);
+	else if (pump.batch_bytes >= PUMP_LARGE_BYTES)
+		rest->us /= 2;
+	if (rest->us >= PUMP_REST_US_MIN) {
+		usleep(rest->us);
+		now = time_monotonic_us();
+	}
+	rest->last_us = now;
+	pump.batch_bytes = 0;
+}
+
 static void *pump_main(void *unused)
 {
 	struct epoll_event events[PUMP_EVENTS];
+	struct rest rest = {0};
 	for (;;) {
 		int n = epoll_wait(pump.poller, events, PUMP_EVENTS, poll_timeout());
 		int must_reap = 0;
@@ -437,6 +477,7 @@ static void *pump_main(void *unused)
 			pump.released = p->released_next;
 			process_unref(p);
 		}
+		rest_a_little(&rest);
 	}
 	return NULL;
 }
