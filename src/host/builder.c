@@ -102,7 +102,7 @@ void builder_prepare(const struct config *config)
 }
 
 /* Between fork and exec in a process with threads: system calls only. */
-static void exec_builder(const int *fds, char *const *argv, char *const *environment)
+static void exec_builder(const int *fds, char *const *argv)
 {
 	int copies[FD_END];
 	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
@@ -118,7 +118,7 @@ static void exec_builder(const int *fds, char *const *argv, char *const *environ
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	signal(SIGPIPE, SIG_DFL);
 	setsid();
-	execve("/proc/self/exe", argv, environment);
+	execve("/proc/self/exe", argv, environ);
 	_exit(127);
 }
 
@@ -174,9 +174,6 @@ static int start_builder(const struct config *config, const struct host_image_sp
 	char data[CONFIG_PATH_BYTES];
 	char option[] = BUILDER_OPTION;
 	char name[] = "space-helper";
-	char path_variable[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-	char locale_variable[] = "LC_ALL=C.UTF-8";
-	char *environment[] = {path_variable, locale_variable, NULL};
 	char *argv[PROTOCOL_PACKAGES_MAX + 8] = {name, option, size, folder, data, NULL};
 	CLEANUP_FREE char *suite = strdup(spec->suite ? spec->suite : "");
 	size_t count = 5;
@@ -196,7 +193,7 @@ static int start_builder(const struct config *config, const struct host_image_sp
 	                   [FD_REPORT] = report};
 	pid_t pid = fork();
 	if (pid == 0)
-		exec_builder(fds, argv, environment);
+		exec_builder(fds, argv);
 	if (pid < 0)
 		return error_set_errno(e, errno, "image builder");
 	*ret_pid = pid;

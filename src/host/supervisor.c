@@ -383,6 +383,30 @@ static void protect_from_oom(void)
 		log_debug(AREA, "oom_score_adj cannot be lowered");
 }
 
+/* Whoever starts the daemon has an environment of their own, credentials perhaps, which is none of its business. */
+static int is_kept_variable(const char *variable)
+{
+	static const char *const kept[] = {
+	    "SPACE_",    "PATH=",       "LANG=",        "TZ=",       "JOURNAL_STREAM=", "http_proxy=", "https_proxy=",
+	    "no_proxy=", "HTTP_PROXY=", "HTTPS_PROXY=", "NO_PROXY=", "ASAN_",           "UBSAN_",      "NOTIFY_SOCKET="};
+	for (size_t i = 0; i < ARRAY_SIZE(kept); i++)
+		if (text_starts_with(variable, kept[i]))
+			return 1;
+	return 0;
+}
+
+static void filter_environment(void)
+{
+	char **to = environ;
+	for (char **from = environ; from && *from; from++)
+		if (is_kept_variable(*from))
+			*to++ = *from;
+	if (to)
+		*to = NULL;
+	/* A secret of the starter would do nobody any good either. */
+	unsetenv("SPACE_API_KEY");
+}
+
 static int prepare(struct supervisor *s, struct error *e)
 {
 	ssize_t n = readlink("/proc/self/exe", s->self, sizeof(s->self) - 1);
@@ -396,6 +420,7 @@ static int prepare(struct supervisor *s, struct error *e)
 		r = prepare_folders(s, e);
 	if (r == 0)
 		r = take_pid_file(s, e);
+	filter_environment();
 	if (r == 0)
 		r = config_export(s->config, e);
 	if (r == 0)
