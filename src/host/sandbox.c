@@ -69,6 +69,8 @@ struct sandbox_host {
 	/* Taps of sandboxes that are gone. Closing one takes the kernel two RCU grace periods; see sandbox_settle(). */
 	int taps[TAPS_KEPT_MAX];
 	size_t tap_count;
+	pthread_cond_t janitor_wakes;
+	int unsettled;
 };
 
 /* Programs and libraries that a VMM may be made of; nothing else can be executed. */
@@ -635,8 +637,39 @@ static void drop_windows(struct sandbox_host *host)
 
 void sandbox_settle(struct sandbox_host *host)
 {
-	close_taps(host);
-	drop_windows(host);
+	pthread_mutex_lock(&host->lock);
+	host->unsettled = 1;
+	pthread_cond_signal(&host->janitor_wakes);
+	pthread_mutex_unlock(&host->lock);
+}
+
+/* Does what takes milliseconds and nobody should wait for. Idle but for a look every MEMORY_KEEP_MS. */
+static void *janitor_main(void *context)
+{
+	struct sandbox_host *host = context;
+	for (;;) {
+		struct timespec until;
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec += MEMORY_KEEP_MS / 1000;
+		pthread_mutex_lock(&host->lock);
+		if (!host->unsettled)
+			pthread_cond_timedwait(&host->janitor_wakes, &host->lock, &until);
+		host->unsettled = 0;
+		pthread_mutex_unlock(&host->lock);
+		close_taps(host);
+		drop_windows(host);
+	}
+	return NULL;
+}
+
+static int start_janitor(struct sandbox_host *host, struct error *e)
+{
+	pthread_t thread;
+	int r = pthread_create(&thread, NULL, janitor_main, host);
+	if (r)
+		return error_set_errno(e, r, "thread");
+	pthread_detach(thread);
+	return 0;
 }
 
 /* --- restart -------------------------------------------------------------------------------------------------- */
@@ -720,6 +753,22 @@ static int open_handles(struct sandbox_host *host, struct error *e)
 	return open_records(host, e);
 }
 
+/* Only while it is being opened: later on threads use it until the end of the process. */
+static void sandbox_host_close(struct sandbox_host *host)
+{
+	if (host->count == 0)
+		cgroup_close(&host->cgroups);
+	for (size_t i = 0; i < HOST_SANDBOXES_MAX; i++)
+		if (host->slots[i])
+			sandbox_destroy(host->slots[i]);
+	jail_close(&host->jail);
+	close_if_open(&host->home_netns);
+	close_if_open(&host->null_fd);
+	close_if_open(&host->records);
+	pthread_mutex_destroy(&host->lock);
+	free(host);
+}
+
 int sandbox_host_open(struct sandbox_host **ret, const struct config *config, struct error *e)
 {
 	struct sandbox_host *host = calloc(1, sizeof(*host));
@@ -729,6 +778,7 @@ int sandbox_host_open(struct sandbox_host **ret, const struct config *config, st
 	host->home_netns = host->null_fd = host->records = -1;
 	host->jail.mount_namespace = -1;
 	pthread_mutex_init(&host->lock, NULL);
+	pthread_cond_init(&host->janitor_wakes, NULL);
 	int r = open_handles(host, e);
 	if (r == 0)
 		r = cgroup_open(&host->cgroups, config->instance, e);
@@ -743,30 +793,13 @@ int sandbox_host_open(struct sandbox_host **ret, const struct config *config, st
 	unsigned removed = cgroup_sweep(&host->cgroups, is_known, host);
 	if (removed)
 		log_info("helper", "removed %u left-over process groups", removed);
+	/* From here on threads use the object, so it stays even if the last of them could not be started. */
 	r = spawner_new(&host->cgroups, &host->spawner, e);
-	if (r < 0) {
-		sandbox_host_close(host);
-		return r;
-	}
-	*ret = host;
-	return 0;
-}
-
-void sandbox_host_close(struct sandbox_host *host)
-{
-	if (!host)
-		return;
-	if (host->count == 0)
-		cgroup_close(&host->cgroups);
-	for (size_t i = 0; i < HOST_SANDBOXES_MAX; i++)
-		if (host->slots[i])
-			sandbox_destroy(host->slots[i]);
-	jail_close(&host->jail);
-	close_if_open(&host->home_netns);
-	close_if_open(&host->null_fd);
-	close_if_open(&host->records);
-	pthread_mutex_destroy(&host->lock);
-	free(host);
+	if (r == 0)
+		r = start_janitor(host, e);
+	if (r == 0)
+		*ret = host;
+	return r;
 }
 
 const struct cgroup_host *sandbox_cgroups(const struct sandbox_host *host)

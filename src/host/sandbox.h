@@ -17,8 +17,6 @@ struct sandbox_host;
 /* Prepares cgroups and jail, takes over the sandboxes of an earlier helper, removes what belongs to none. Still
  * single-threaded. */
 int sandbox_host_open(struct sandbox_host **ret, const struct config *config, struct error *e);
-/* Lets go of everything; sandboxes go on running. */
-void sandbox_host_close(struct sandbox_host *host);
 size_t sandbox_count(struct sandbox_host *host);
 
 /* A second call with the nonce of a first one that succeeded gives the sandbox that this one started. */
@@ -32,8 +30,8 @@ int sandbox_sockets(struct sandbox_host *host, const char *id, int *fds, size_t 
 int sandbox_output(struct sandbox_host *host, const char *id, char *ret, size_t *ret_size, struct error *e);
 int sandbox_memory_copy(struct sandbox_host *host, const char *id, int base_fd, uint64_t size, int pages_fd,
                         int bitmap_fd, uint64_t *ret_pages, struct error *e);
-/* Work that no caller should wait for: closes the devices of killed sandboxes, gives back what memory copies keep for
- * the next one (at once after the second copy, else after MEMORY_KEEP_MS). Call after replies and now and then. */
+/* After the reply to a kill or a memory copy: has a thread close the devices of killed sandboxes and give back what
+ * memory copies keep for the next one (at once after the second copy; else it goes after MEMORY_KEEP_MS). */
 void sandbox_settle(struct sandbox_host *host);
 /* Reaps children that have ended; call on SIGCHLD. */
 void sandbox_reap(struct sandbox_host *host);

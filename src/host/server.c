@@ -18,7 +18,6 @@
 #include "base/log.h"
 #include "host/builder.h"
 #include "host/doctor.h"
-#include "host/memory.h"
 #include "host/protocol.h"
 
 #define SERVER_CONNECTIONS_MAX 64
@@ -480,8 +479,7 @@ int server_run(struct server *server, struct error *e)
 	log_info("helper", "ready");
 	for (;;) {
 		struct pollfd p[] = {{.fd = signals, .events = POLLIN}, {.fd = listener, .events = POLLIN}};
-		/* The time-out lets memory copies' windows expire. */
-		if (poll(p, ARRAY_SIZE(p), MEMORY_KEEP_MS) < 0 && errno != EINTR)
+		if (poll(p, ARRAY_SIZE(p), -1) < 0 && errno != EINTR)
 			return error_set_errno(e, errno, "poll");
 		if (p[0].revents) {
 			struct signalfd_siginfo info;
@@ -491,7 +489,6 @@ int server_run(struct server *server, struct error *e)
 		}
 		if (p[1].revents)
 			accept_one(server, listener);
-		sandbox_settle(server->sandboxes);
 	}
 	char path[CONFIG_PATH_BYTES + 32];
 	config_helper_socket(server->config, path, sizeof(path));
