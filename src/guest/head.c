@@ -97,12 +97,15 @@ ssize_t head_find_end(const char *data, size_t size, size_t *scanned)
 }
 
 /* Terminates names and values; all separators are where llhttp and head_find_end() saw them. */
-static void finish_fields(struct head *h)
+static int finish_fields(struct head *h)
 {
 	for (size_t i = 0; i < h->field_count; i++) {
 		char *value = h->fields[i].value;
-		for (char *c = h->fields[i].name; c < value; c++)
+		for (char *c = h->fields[i].name; c < value; c++) {
+			if (!isalnum((unsigned char)*c) && !strchr("!#$%&'*+-.^_`|~", *c))
+				return 400;
 			*c = (char)tolower((unsigned char)*c);
+		}
 		*value++ = '\0';
 		while (*value == ' ' || *value == '\t')
 			value++;
@@ -114,6 +117,7 @@ static void finish_fields(struct head *h)
 		*end = '\0';
 		h->fields[i].value = value;
 	}
+	return 0;
 }
 
 static int decide_framing(struct head *h)
@@ -184,7 +188,9 @@ int head_parse(struct head *h, char *data, size_t size)
 	int status = cut_target(h);
 	if (status)
 		return status;
-	finish_fields(h);
+	status = finish_fields(h);
+	if (status)
+		return status;
 	const char *connection = head_field(h, "connection");
 	h->keep_alive = h->is_http_1_0 ? head_list_has(connection, "keep-alive") : !head_list_has(connection, "close");
 	h->is_upgrade = head_list_has(connection, "upgrade") && head_field(h, "upgrade") != NULL;

@@ -182,6 +182,16 @@ static int add_segment(struct process_log *log, int stream, size_t size)
 	return 0;
 }
 
+static int append(struct process_log *log, int stream, const char *data, size_t size)
+{
+	if (make_room(log, size) < size || add_segment(log, stream, size) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < size; i++)
+		log->data[(log->end + i) % log->capacity] = data[i];
+	log->end += size;
+	return 0;
+}
+
 ssize_t process_log_fill(struct process_log *log, int fd, int stream, size_t max)
 {
 	size_t room = process_log_room(log);
@@ -189,11 +199,16 @@ ssize_t process_log_fill(struct process_log *log, int fd, int stream, size_t max
 		return -ENOBUFS;
 	/* The pipe says how much there is, so that a log of a few bytes stays small. */
 	int pending = 0;
-	if (ioctl(fd, FIONREAD, &pending) < 0 || pending <= 0)
-		pending = 1;
+	char single;
+	if (ioctl(fd, FIONREAD, &pending) < 0 || pending <= 0) {
+		/* Most likely the end: no kept byte may go for a read that brings none. */
+		ssize_t got = read(fd, &single, 1);
+		if (got <= 0)
+			return got < 0 ? -errno : 0;
+		return append(log, stream, &single, 1) < 0 ? -ENOMEM : 1;
+	}
 	size_t want = MIN(MIN(room, max), MIN((size_t)pending, (size_t)PROCESS_LOG_READ_BYTES));
-	/* The space is made before the read: bytes that were read have nowhere else to go. Nothing is dropped for a read
-	 * that brings nothing, since a pending count of 0 asks for one byte only. */
+	/* The space is made before the read: bytes that were read have nowhere else to go. */
 	want = make_room(log, want);
 	if (!want)
 		return -ENOMEM;

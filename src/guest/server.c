@@ -354,13 +354,14 @@ static void serve(int fd)
 	c->fd = fd;
 	c->in = in;
 	c->in_capacity = CONNECTION_INPUT_BYTES;
+	c->body_complete = 1;
 	c->is_local = peer_is_local(fd);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 	enlist(c);
 	while (serve_one(c))
 		;
-	if (c->in_end > c->in_start || c->must_close)
+	if (c->in_end > c->in_start || c->must_close || !c->body_complete)
 		linger(c);
 	retire(c);
 }
