@@ -14,8 +14,8 @@
 
 struct sandbox_host;
 
-/* Prepares cgroups and jail, takes over the sandboxes of an earlier helper, removes what belongs to none. Still
- * single-threaded. */
+/* Prepares cgroups and jail, takes over the sandboxes of an earlier helper, removes what belongs to none. To be
+ * called before there are threads; the object then lives as long as the process. */
 int sandbox_host_open(struct sandbox_host **ret, const struct config *config, struct error *e);
 size_t sandbox_count(struct sandbox_host *host);
 
