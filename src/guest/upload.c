@@ -82,7 +82,7 @@ static int open_collecting(struct upload *u, struct error *e)
 	u->is_in_place = exists && u->existing.st_nlink > 1;
 	u->fd = open_collector(u);
 	if (u->fd < 0 && exists && u->fd != -ENOSPC && u->fd != -EDQUOT) {
-		u->is_in_place = 1;
+		u->is_in_place = u->is_elsewhere = 1;
 		u->fd = open_collector_elsewhere();
 	}
 	if (u->fd < 0)
@@ -100,6 +100,7 @@ int upload_begin(struct upload *u, const struct path *path, int mode, int64_t ex
 	u->path = *path;
 	u->directory = u->fd = -1;
 	u->hidden[0] = 0;
+	u->is_elsewhere = 0;
 	u->mode = mode;
 	u->size = u->buffered = 0;
 	const char *name = path_name(path->text);
@@ -295,8 +296,8 @@ int upload_commit(struct upload *u, const struct metadata *metadata, struct erro
 	int r = flush(u, e);
 	if (r == 0 && u->is_in_place) {
 		r = copy_in_place(u, metadata, e);
-		/* A program that runs cannot be written to, but its name can be given to a new file. */
-		if (r == -ETXTBSY && !u->hidden[0])
+		/* A program that runs cannot be written to, but its name can be given to a new file of the same owner. */
+		if (r == -ETXTBSY && !u->is_elsewhere && fchown(u->fd, u->existing.st_uid, u->existing.st_gid) == 0)
 			r = replace(u, metadata, e);
 	} else if (r == 0) {
 		r = replace(u, metadata, e);

@@ -38,7 +38,8 @@ struct upload {
 	int fd;               /* where the bytes are collected */
 	char hidden[64];      /* name of that file in the directory, "" if it has none */
 	int is_in_place;
-	int mode; /* asked for, or UPLOAD_MODE_KEEP */
+	int is_elsewhere; /* not in the directory: it can only be copied from */
+	int mode;         /* asked for, or UPLOAD_MODE_KEEP */
 	uint64_t size;
 	size_t buffered;
 	char buffer[UPLOAD_BUFFER_BYTES];
