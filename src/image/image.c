@@ -8,10 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +29,9 @@
 #define CACHE_AGE_S (60 * 24 * 3600)
 /* A folder this young may belong to a build that has not locked it yet. */
 #define STALE_AGE_S 60
+/* A build takes half a GiB with the default packages; it may fill half of what is free. */
+#define MEMORY_BUILD_AVAILABLE_BYTES (6 * GIB)
+#define MEMORY_BUILD_OPTIONS "size=3g,mode=0755"
 
 const char *const image_default_packages[] = {"bash",
                                               "ca-certificates",
@@ -223,6 +228,25 @@ static void prune_cache(struct image_build *b)
 		closedir(dir);
 }
 
+/*
+ * Unpacking writes and syncs tens of thousands of small files, which memory does several times faster than a disk. In a
+ * mount namespace of this process's own, so that the mount ends with it. Failing is fine: the build is slower then.
+ */
+static void use_memory(struct image_build *b)
+{
+	CLEANUP_FREE char *text = NULL;
+	unsigned long long available_kib = 0;
+	const char *at;
+	size_t size;
+
+	if (fd_read_file(AT_FDCWD, "/proc/meminfo", 65536, &text, &size) < 0 || !(at = strstr(text, "MemAvailable:")) ||
+	    sscanf(at, "MemAvailable: %llu", &available_kib) != 1 || available_kib * KIB < MEMORY_BUILD_AVAILABLE_BYTES)
+		return;
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
+		return;
+	(void)mount("space-image", b->dir, "tmpfs", MS_NOSUID, MEMORY_BUILD_OPTIONS);
+}
+
 static int make_dir(const char *path, struct error *e)
 {
 	return mkdir(path, 0755) < 0 && errno != EEXIST ? error_set_errno(e, errno, "make %s", path) : 0;
@@ -251,6 +275,7 @@ static int prepare(struct image_build *b, struct error *e)
 	/* apt downloads as a user of its own, which must be able to pass. */
 	if (b->dir_lock < 0 || flock(b->dir_lock, LOCK_EX | LOCK_NB) < 0 || chmod(b->dir, 0755) < 0)
 		return error_set_errno(e, errno, "take %s", b->dir);
+	use_memory(b);
 	r = build_path(b->root, sizeof(b->root), e, "%s/root", b->dir);
 	return r < 0 ? r : build_path(b->kernel, sizeof(b->kernel), e, "%s/kernel", b->dir);
 }
@@ -278,8 +303,10 @@ int image_build(const struct image_spec *spec, int (*progress)(void *context, co
 	set_environment(&b);
 	umask(022);
 	r = run_steps(&b, e);
-	if (*b.dir)
+	if (*b.dir) {
+		(void)umount2(b.dir, MNT_DETACH);
 		(void)build_remove_tree(b.dir);
+	}
 	if (b.dir_lock >= 0)
 		close(b.dir_lock);
 	if (r == 0)

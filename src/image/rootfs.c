@@ -273,6 +273,7 @@ static int configure(struct image_build *b, int root, struct error *e)
 static int clean(struct image_build *b, struct error *e)
 {
 	static const char *const paths[] = {
+	    "dev/",
 	    "etc/apt/apt.conf.d/99mmdebstrap",
 	    "etc/group-",
 	    "etc/gshadow-",
