@@ -383,6 +383,14 @@ static void protect_from_oom(void)
 		log_debug(AREA, "oom_score_adj cannot be lowered");
 }
 
+/* Left by a worker that was killed, perhaps of another user, which the next one could not remove. */
+static void remove_stale_socket(const char *path)
+{
+	struct stat st;
+	if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) && !answers(path, SOCK_STREAM))
+		unlink(path);
+}
+
 /* Whoever starts the daemon has an environment of their own, credentials perhaps, which is none of its business. */
 static int is_kept_variable(const char *variable)
 {
@@ -420,6 +428,8 @@ static int prepare(struct supervisor *s, struct error *e)
 		r = prepare_folders(s, e);
 	if (r == 0)
 		r = take_pid_file(s, e);
+	if (r == 0)
+		remove_stale_socket(s->config->socket);
 	filter_environment();
 	if (r == 0)
 		r = config_export(s->config, e);
