@@ -13,7 +13,7 @@
 #include "session/memory_file.h"
 #include "session/seal.h"
 
-void capture_free(struct capture *capture)
+void capture_close(struct session_manager *m, struct capture *capture)
 {
 	int *fds[] = {&capture->folder_fd, &capture->pages_fd, &capture->bitmap_fd, &capture->state_fd};
 	for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
@@ -21,16 +21,12 @@ void capture_free(struct capture *capture)
 			close(*fds[i]);
 		*fds[i] = -1;
 	}
-}
-
-static void capture_discard(struct session_manager *m, struct capture *capture)
-{
-	capture_free(capture);
+	free(TAKE_PTR(capture->page_sums));
 	pool_remove(&m->pool, POOL_TMP, capture->id);
 }
 
-static int capture_prepare(struct session_manager *m, const struct sandbox *sandbox, char id_prefix,
-                           struct capture *capture, struct error *e)
+int capture_open(struct session_manager *m, const struct sandbox *sandbox, char id_prefix, struct capture *capture,
+                 struct error *e)
 {
 	*capture = (struct capture){.folder_fd = -1, .pages_fd = -1, .bitmap_fd = -1, .state_fd = -1};
 	id_make(capture->id, id_prefix);
@@ -39,13 +35,13 @@ static int capture_prepare(struct session_manager *m, const struct sandbox *sand
 	capture->bitmap_fd = fd_memfd("space-bitmap", (size_t)((pages + 63) / 64 * 8));
 	capture->state_fd = fd_memfd("space-state", 0);
 	if (capture->pages_fd < 0 || capture->bitmap_fd < 0 || capture->state_fd < 0) {
-		capture_free(capture);
+		capture_close(m, capture);
 		return error_set(e, ERROR_EXHAUSTED, "no memory on the host for a snapshot");
 	}
 	capture->folder_fd = pool_make(&m->pool, POOL_TMP, capture->id, e);
 	if (capture->folder_fd < 0) {
 		int r = capture->folder_fd;
-		capture_free(capture);
+		capture_close(m, capture);
 		return r;
 	}
 	return 0;
@@ -62,23 +58,31 @@ struct copy {
 static void *copy_memory(void *context)
 {
 	struct copy *copy = context;
-	uint64_t pages;
+	uint64_t pages = 0;
+	uint64_t start = time_monotonic_us();
 	copy->result =
 	    host_memory_copy(copy->m->helper, copy->sandbox->row.id, copy->sandbox->memory_fd, copy->sandbox->memory_bytes,
 	                     copy->capture->pages_fd, copy->capture->bitmap_fd, &pages, &copy->error);
+	log_debug("session", "snapshot %s: %llu pages copied in %llu us", copy->capture->id, (unsigned long long)pages,
+	          (unsigned long long)(time_monotonic_us() - start));
 	return NULL;
 }
 
 static int copy_state_and_disk(struct session_manager *m, struct sandbox *sandbox, struct capture *capture,
                                struct error *e)
 {
+	uint64_t start = time_monotonic_us();
 	int r = vmm_save_state(sandbox->vmm, capture->state_fd, e);
 	if (r < 0)
 		return r;
+	uint64_t saved = time_monotonic_us();
 	CLEANUP_CLOSE int disk = pool_create_file(capture->folder_fd, "disk", e);
 	if (disk < 0)
 		return disk;
-	return pool_clone(&m->pool, sandbox->disk_fd, disk, e);
+	r = pool_clone(&m->pool, sandbox->disk_fd, disk, e);
+	log_debug("session", "snapshot %s: device state %llu, disk %llu us", capture->id,
+	          (unsigned long long)(saved - start), (unsigned long long)(time_monotonic_us() - saved));
+	return r;
 }
 
 /* Memory is copied by the helper while this process sees to device state and disk. */
@@ -153,22 +157,65 @@ static int take_running(struct session_manager *m, struct sandbox *sandbox, enum
 	return r;
 }
 
-int capture_take(struct session_manager *m, struct sandbox *sandbox, char id_prefix, enum capture_mode mode,
-                 struct capture *ret, struct error *e)
+int capture_take(struct session_manager *m, struct sandbox *sandbox, enum capture_mode mode, struct capture *capture,
+                 struct error *e)
 {
-	int r = capture_prepare(m, sandbox, id_prefix, ret, e);
-	if (r < 0)
-		return r;
 	if (mode == CAPTURE_STOPPED) {
-		ret->created_at_ms = time_realtime_ms();
-		r = copy_all(m, sandbox, ret, e);
+		capture->created_at_ms = time_realtime_ms();
+		return copy_all(m, sandbox, capture, e);
+	}
+	int r = take_running(m, sandbox, mode, capture, e);
+	if (r == 0 && mode == CAPTURE_LIVE)
+		metrics_stall(&m->metrics, capture->stall_us);
+	return r;
+}
+
+/* ---- clones ---- */
+
+void capture_clones_close(struct capture_clones *clones)
+{
+	if (clones->memory_fd >= 0)
+		close(clones->memory_fd);
+	if (clones->table_fd >= 0)
+		close(clones->table_fd);
+	clones->memory_fd = clones->table_fd = -1;
+}
+
+static int clone_into(struct session_manager *m, int from_folder, int folder, const char *name, int *ret,
+                      struct error *e)
+{
+	CLEANUP_CLOSE int from = pool_open_file(from_folder, name, O_RDONLY, e);
+	if (from < 0)
+		return from;
+	*ret = pool_create_file(folder, name, e);
+	return *ret < 0 ? *ret : pool_clone(&m->pool, from, *ret, e);
+}
+
+int capture_clone(struct session_manager *m, const char *id, const struct sandbox *sandbox,
+                  const struct capture_source *source, struct capture_clones *ret, struct error *e)
+{
+	uint64_t start = time_monotonic_us();
+	*ret = (struct capture_clones){.memory_fd = -1, .table_fd = -1};
+	CLEANUP_CLOSE int folder = pool_folder(&m->pool, POOL_TMP, id, e);
+	if (folder < 0)
+		return folder;
+	int r = 0;
+	if (source->folder_fd >= 0) {
+		r = clone_into(m, source->folder_fd, folder, "memory", &ret->memory_fd, e);
+		if (r == 0)
+			r = clone_into(m, source->folder_fd, folder, "checksums", &ret->table_fd, e);
 	} else {
-		r = take_running(m, sandbox, mode, ret, e);
+		ret->memory_fd = pool_create_file(folder, "memory", e);
+		if (ret->memory_fd >= 0)
+			ret->table_fd = pool_create_file(folder, "checksums", e);
+		if (ret->table_fd < 0)
+			r = error_code_errno(e ? e->code : ERROR_INTERNAL);
+		else if (ftruncate(ret->memory_fd, (off_t)sandbox->memory_bytes) < 0)
+			r = error_set_errno(e, errno, "memory file");
 	}
 	if (r < 0)
-		capture_discard(m, ret);
-	else if (mode == CAPTURE_LIVE)
-		metrics_stall(&m->metrics, ret->stall_us);
+		capture_clones_close(ret);
+	log_debug("session", "snapshot %s: clones %llu us", id, (unsigned long long)(time_monotonic_us() - start));
 	return r;
 }
 
@@ -179,10 +226,10 @@ struct write {
 	struct capture *capture;
 	const struct sandbox *sandbox;
 	const struct capture_source *source;
+	const struct capture_clones *clones;
 	struct seal_table table;
 	int previous_memory; /* owned */
 	int previous_disk;
-	int memory;
 	int disk;
 	struct memory_counts counts;
 	uint64_t disk_changed;
@@ -193,19 +240,12 @@ struct write {
 
 static int write_open(struct write *w, struct error *e)
 {
-	int folder = w->capture->folder_fd;
 	int from = w->source->folder_fd;
-	CLEANUP_CLOSE int table = pool_create_file(folder, "checksums", e);
-	if (table < 0)
-		return table;
-	w->memory = pool_create_file(folder, "memory", e);
-	if (w->memory < 0)
-		return w->memory;
-	w->disk = pool_open_file(folder, "disk", O_RDONLY, e);
+	w->disk = pool_open_file(w->capture->folder_fd, "disk", O_RDONLY, e);
 	if (w->disk < 0)
 		return w->disk;
 	w->previous_memory =
-	    from >= 0 ? pool_open_file(from, "memory", O_RDONLY, e) : fcntl(w->source->memory_fd, F_DUPFD_CLOEXEC, 3);
+	    from >= 0 ? pool_open_file(from, "memory", O_RDONLY, e) : fcntl(w->sandbox->memory_fd, F_DUPFD_CLOEXEC, 3);
 	if (w->previous_memory < 0)
 		return from >= 0 ? w->previous_memory : error_set_errno(e, errno, "memory file");
 	if (w->source->use_disk) {
@@ -213,14 +253,7 @@ static int write_open(struct write *w, struct error *e)
 		if (w->previous_disk < 0)
 			return w->previous_disk;
 	}
-	int r = pool_clone(&w->m->pool, w->previous_memory, w->memory, e);
-	if (r == 0 && from >= 0) {
-		CLEANUP_CLOSE int old_table = pool_open_file(from, "checksums", O_RDONLY, e);
-		r = old_table < 0 ? old_table : pool_clone(&w->m->pool, old_table, table, e);
-	}
-	if (r == 0)
-		r = seal_table_open(table, w->sandbox->memory_bytes, w->sandbox->disk_bytes, 1, &w->table, e);
-	return r;
+	return seal_table_open(w->clones->table_fd, w->sandbox->memory_bytes, w->sandbox->disk_bytes, 1, &w->table, e);
 }
 
 static int memory_changed(void *context, uint64_t piece, const void *data, size_t size)
@@ -235,21 +268,29 @@ static int write_memory(struct write *w, struct error *e)
 {
 	uint64_t size = w->sandbox->memory_bytes;
 	size_t bitmap_size = (size_t)((size / MEMORY_PAGE_BYTES + 63) / 64 * 8);
+	/* Large and mostly untouched: what the delta does not reach costs nothing. Without it all still works. */
+	w->capture->page_sums = calloc((size_t)(size / MEMORY_PAGE_BYTES), sizeof(uint64_t));
 	void *pages = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, w->capture->pages_fd, 0);
 	void *bitmap = mmap(NULL, bitmap_size, PROT_READ, MAP_SHARED, w->capture->bitmap_fd, 0);
 	int r;
 	if (pages == MAP_FAILED || bitmap == MAP_FAILED) {
 		r = error_set_errno(e, errno, "mapping copied guest memory");
 	} else {
-		struct memory_delta delta = {.pages = pages, .bits = bitmap, .size = size};
-		r = memory_file_write(&delta, w->previous_memory, w->memory, memory_changed, w, &w->counts, e);
+		struct memory_delta delta = {.pages = pages,
+		                             .bits = bitmap,
+		                             .size = size,
+		                             .base_fd = w->sandbox->memory_fd,
+		                             .previous_fd = w->previous_memory,
+		                             .known = w->source->page_sums,
+		                             .fresh = w->capture->page_sums};
+		r = memory_file_write(&delta, w->clones->memory_fd, memory_changed, w, &w->counts, e);
 	}
 	if (pages != MAP_FAILED)
 		munmap(pages, (size_t)size);
 	if (bitmap != MAP_FAILED)
 		munmap(bitmap, bitmap_size);
 	if (r == 0)
-		sync_file_range(w->memory, 0, 0, SYNC_FILE_RANGE_WRITE); /* starts what fsync() will wait for */
+		sync_file_range(w->clones->memory_fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* starts what fsync() will wait for */
 	return r;
 }
 
@@ -325,10 +366,7 @@ static int write_manifest(struct write *w, const char *kind, const char *parent,
 
 static int write_sync(struct write *w, struct error *e)
 {
-	CLEANUP_CLOSE int table = pool_open_file(w->capture->folder_fd, "checksums", O_RDONLY, e);
-	if (table < 0)
-		return table;
-	int fds[] = {w->memory, w->disk, table};
+	int fds[] = {w->clones->memory_fd, w->disk, w->clones->table_fd};
 	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
 		if (fsync(fds[i]) < 0)
 			return error_set_errno(e, errno, "syncing a snapshot");
@@ -337,11 +375,15 @@ static int write_sync(struct write *w, struct error *e)
 
 static int write_all(struct write *w, const char *kind, const char *parent, struct capture_result *ret, struct error *e)
 {
+	uint64_t times[5] = {time_monotonic_us()};
 	int r = write_open(w, e);
+	times[1] = time_monotonic_us();
 	if (r == 0)
 		r = write_memory(w, e);
+	times[2] = time_monotonic_us();
 	if (r == 0)
 		r = write_disk(w, e);
+	times[3] = time_monotonic_us();
 	if (r == 0)
 		r = write_state(w, e);
 	if (r == 0) {
@@ -351,35 +393,37 @@ static int write_all(struct write *w, const char *kind, const char *parent, stru
 	seal_table_close(&w->table);
 	if (r == 0)
 		r = write_sync(w, e);
+	times[4] = time_monotonic_us();
 	if (r == 0)
 		r = seal_fingerprint(w->capture->folder_fd, ret->fingerprint, e);
+	log_debug("session", "snapshot %s: open %llu, memory %llu, disk %llu, sync %llu us", w->capture->id,
+	          (unsigned long long)(times[1] - times[0]), (unsigned long long)(times[2] - times[1]),
+	          (unsigned long long)(times[3] - times[2]), (unsigned long long)(times[4] - times[3]));
 	return r;
 }
 
 int capture_write(struct session_manager *m, struct capture *capture, const struct sandbox *sandbox,
-                  const struct capture_source *source, enum pool_area area, const char *kind, const char *parent,
-                  struct capture_result *ret, struct error *e)
+                  const struct capture_source *source, const struct capture_clones *clones, enum pool_area area,
+                  const char *kind, const char *parent, struct capture_result *ret, struct error *e)
 {
 	struct write w = {.m = m,
 	                  .capture = capture,
 	                  .sandbox = sandbox,
 	                  .source = source,
+	                  .clones = clones,
 	                  .previous_memory = -1,
 	                  .previous_disk = -1,
-	                  .memory = -1,
 	                  .disk = -1};
 	*ret = (struct capture_result){0};
 	int r = write_all(&w, kind, parent, ret, e);
-	int fds[] = {w.previous_memory, w.previous_disk, w.memory, w.disk};
+	int fds[] = {w.previous_memory, w.previous_disk, w.disk};
 	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
 		if (fds[i] >= 0)
 			close(fds[i]);
 	if (r == 0)
 		r = pool_install(&m->pool, capture->id, area, e);
-	if (r < 0) {
-		pool_remove(&m->pool, POOL_TMP, capture->id);
+	if (r < 0)
 		return r;
-	}
 	ret->changed_bytes = w.counts.changed_pages * MEMORY_PAGE_BYTES + w.disk_changed + w.state_bytes;
 	ret->bytes_stored = w.counts.written_bytes + w.disk_changed + w.state_bytes;
 	atomic_fetch_add(&m->metrics.snapshot_written_bytes, ret->bytes_stored);

@@ -2,9 +2,11 @@
  * Captures: one instant of a guest, taken into host memory while it stands still, and then made into a snapshot's
  * folder while it goes on.
  *
+ *   capture_open    a folder in tmp, memory for the copy
+ *   capture_clone   clones of the previous memory file and table (meanwhile)
  *   capture_take    freeze users' processes, stop the vCPUs, { device state, clone of the disk | changed pages },
  *                   vCPUs and processes go on. Everything in here stalls the guest.
- *   capture_write   clone of the previous memory file plus what has changed, checksums, manifest, sync, final name.
+ *   capture_write   what has changed into the clone, checksums, manifest, sync, final name.
  *   (the caller commits the row, or removes the folder again)
  */
 #ifndef SPACE_SESSION_CAPTURE_H
@@ -27,20 +29,35 @@ struct capture {
 	uint64_t stall_us;
 	uint64_t created_at_ms;
 	struct guest_status status;
+	uint64_t *page_sums; /* of the pages in the delta, by capture_write(); owned */
 };
 
-/* On failure the guest is as it was. ret needs capture_free() on success only. */
-int capture_take(struct session_manager *m, struct sandbox *sandbox, char id_prefix, enum capture_mode mode,
-                 struct capture *ret, struct error *e);
+/* Makes the folder in tmp and what the copy goes into. */
+int capture_open(struct session_manager *m, const struct sandbox *sandbox, char id_prefix, struct capture *ret,
+                 struct error *e);
+/* On failure the guest is as it was. */
+int capture_take(struct session_manager *m, struct sandbox *sandbox, enum capture_mode mode, struct capture *capture,
+                 struct error *e);
 /* After CAPTURE_FINAL, when the snapshot could not be made: lets the guest go on. */
 int capture_undo_final(struct sandbox *sandbox, struct error *e);
-void capture_free(struct capture *capture);
+/* Lets go of everything, and removes the folder if it is still in tmp. */
+void capture_close(struct session_manager *m, struct capture *capture);
 
+/* What a snapshot's folder is made from. */
 struct capture_source {
-	int folder_fd; /* memory, checksums, and (if use_disk) disk to compare with; -1 = nothing: all is new */
+	int folder_fd; /* memory and checksums to clone, and (if use_disk) a disk to compare with; -1 = all is new */
 	int use_disk;
-	int memory_fd; /* used when folder_fd is -1: the empty base of a fresh boot */
+	const uint64_t *page_sums; /* of that folder's memory, as far as known; may be NULL */
 };
+/* The part of writing that needs nothing of the guest: clones of the source's files in the capture's folder. May run
+ * beside capture_take(), in a thread of its own. */
+struct capture_clones {
+	int memory_fd; /* owned */
+	int table_fd;
+};
+int capture_clone(struct session_manager *m, const char *id, const struct sandbox *sandbox,
+                  const struct capture_source *source, struct capture_clones *ret, struct error *e);
+void capture_clones_close(struct capture_clones *clones);
 struct capture_result {
 	uint64_t bytes_stored;
 	uint64_t changed_bytes;
@@ -50,7 +67,7 @@ struct capture_result {
 /* Writes the files of the folder in tmp, synced, and installs it in `area`. On failure nothing is left of the folder.
  */
 int capture_write(struct session_manager *m, struct capture *capture, const struct sandbox *sandbox,
-                  const struct capture_source *source, enum pool_area area, const char *kind, const char *parent,
-                  struct capture_result *ret, struct error *e);
+                  const struct capture_source *source, const struct capture_clones *clones, enum pool_area area,
+                  const char *kind, const char *parent, struct capture_result *ret, struct error *e);
 
 #endif

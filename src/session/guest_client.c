@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/fd.h"
+#include "base/log.h"
 #include "http/client.h"
 #include "http/json.h"
 
@@ -80,7 +81,10 @@ void guest_close(struct guest *guest)
 static int guest_open(struct guest *guest, unsigned timeout_ms, struct error *e)
 {
 	int fd;
+	uint64_t start = time_monotonic_us();
 	int r = guest_connect(guest->helper, guest->sandbox_id, timeout_ms, &fd, e);
+	log_debug("session", "sandbox %s: connected in %llu us", guest->sandbox_id,
+	          (unsigned long long)(time_monotonic_us() - start));
 	return r < 0 ? r : http_client_from_fd(fd, HOST_GUEST_ADDRESS, &guest->http, e);
 }
 

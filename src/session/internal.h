@@ -70,7 +70,9 @@ struct sandbox {
 	int seen_valid;
 	uint64_t seen_cpu_us;
 	uint64_t seen_writes;
-	int dead; /* its VMM ended; the monitor has seen it */
+	/* Sums of the pages it has changed, as of the snapshot `sums_of`; NULL = none yet. */
+	uint64_t *page_sums;
+	char sums_of[ID_BYTES];
 };
 
 struct session {

@@ -148,6 +148,7 @@ static void let_go(struct session *s)
 	close(sandbox->memory_fd);
 	close(sandbox->disk_fd);
 	close(sandbox->folder_fd);
+	free(sandbox->page_sums);
 	free(sandbox);
 	s->sandbox = NULL;
 }

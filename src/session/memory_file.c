@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/fd.h"
 
@@ -19,21 +20,56 @@ static unsigned piece_bits(const struct memory_delta *delta, uint64_t page)
 	return (unsigned)(delta->bits[page / 64] >> (page % 64)) & 0xffff;
 }
 
-/* Takes the delta's pages into `piece` (which holds the previous content); bits of the pages that differ. */
-static unsigned merge_piece(const struct memory_delta *delta, uint64_t first_page, unsigned bits, char *piece)
+static const char *page_of(const struct memory_delta *delta, uint64_t page)
 {
+	return (const char *)delta->pages + page * MEMORY_PAGE_BYTES;
+}
+
+static uint64_t sum_page(const char *data)
+{
+	uint64_t sum = XXH3_64bits(data, MEMORY_PAGE_BYTES);
+	return sum ? sum : 1;
+}
+
+/* Bits of the piece's delta pages that differ from the previous file. */
+static int find_changed(const struct memory_delta *delta, uint64_t first_page, unsigned bits, unsigned *ret)
+{
+	char old[MEMORY_PAGE_BYTES];
 	unsigned differ = 0;
 	for (unsigned i = 0; i < MEMORY_PIECE_PAGES; i++) {
+		uint64_t page = first_page + i;
 		if (!(bits & 1u << i))
 			continue;
-		const char *from = (const char *)delta->pages + (first_page + i) * MEMORY_PAGE_BYTES;
-		char *to = piece + (size_t)i * MEMORY_PAGE_BYTES;
-		if (memcmp(from, to, MEMORY_PAGE_BYTES) == 0)
-			continue;
-		memcpy(to, from, MEMORY_PAGE_BYTES);
-		differ |= 1u << i;
+		uint64_t sum = delta->known || delta->fresh ? sum_page(page_of(delta, page)) : 0;
+		if (delta->known && delta->known[page]) {
+			if (delta->known[page] != sum)
+				differ |= 1u << i;
+		} else {
+			ssize_t n = fd_pread_full(delta->previous_fd, old, sizeof(old), (off_t)(page * MEMORY_PAGE_BYTES));
+			if (n != sizeof(old))
+				return n < 0 ? (int)n : -EBADMSG;
+			if (memcmp(old, page_of(delta, page), sizeof(old)) != 0)
+				differ |= 1u << i;
+		}
+		if (delta->fresh)
+			delta->fresh[page] = sum;
 	}
-	return differ;
+	*ret = differ;
+	return 0;
+}
+
+/* The whole present content of a piece. */
+static int assemble(const struct memory_delta *delta, uint64_t first_page, unsigned bits, char *piece)
+{
+	if (bits != (1u << MEMORY_PIECE_PAGES) - 1) {
+		ssize_t n = fd_pread_full(delta->base_fd, piece, MEMORY_PIECE_BYTES, (off_t)(first_page * MEMORY_PAGE_BYTES));
+		if (n != MEMORY_PIECE_BYTES)
+			return n < 0 ? (int)n : -EBADMSG;
+	}
+	for (unsigned i = 0; i < MEMORY_PIECE_PAGES; i++)
+		if (bits & 1u << i)
+			memcpy(piece + (size_t)i * MEMORY_PAGE_BYTES, page_of(delta, first_page + i), MEMORY_PAGE_BYTES);
+	return 0;
 }
 
 static int write_runs(int out_fd, uint64_t offset, const char *piece, size_t size, unsigned differ,
@@ -69,7 +105,7 @@ static int write_piece(int out_fd, uint64_t offset, const char *piece, size_t si
 	return write_runs(out_fd, offset, piece, size, differ, counts);
 }
 
-int memory_file_write(const struct memory_delta *delta, int previous_fd, int out_fd,
+int memory_file_write(const struct memory_delta *delta, int out_fd,
                       int (*changed)(void *context, uint64_t piece, const void *data, size_t size), void *context,
                       struct memory_counts *ret, struct error *e)
 {
@@ -85,15 +121,17 @@ int memory_file_write(const struct memory_delta *delta, int previous_fd, int out
 		unsigned bits = piece_bits(delta, page);
 		if (!bits)
 			continue;
+		unsigned differ = 0;
 		counts.delta_pages += (unsigned)__builtin_popcount(bits);
-		ssize_t n = fd_pread_full(previous_fd, piece, MEMORY_PIECE_BYTES, (off_t)offset);
-		if (n != MEMORY_PIECE_BYTES)
-			return error_set_errno(e, n < 0 ? (int)n : EBADMSG, "reading the previous memory file");
-		unsigned differ = merge_piece(delta, page, bits, piece);
+		int r = find_changed(delta, page, bits, &differ);
+		if (r == 0 && differ)
+			r = assemble(delta, page, bits, piece);
+		if (r < 0)
+			return error_set_errno(e, r, "reading the memory file that a snapshot builds on");
 		if (!differ)
 			continue;
 		counts.changed_pages += (unsigned)__builtin_popcount(differ);
-		int r = write_piece(out_fd, offset, piece, MEMORY_PIECE_BYTES, differ, &counts);
+		r = write_piece(out_fd, offset, piece, MEMORY_PIECE_BYTES, differ, &counts);
 		if (r < 0)
 			return error_set_errno(e, r, "writing guest memory");
 		r = changed ? changed(context, offset / MEMORY_PIECE_BYTES, piece, MEMORY_PIECE_BYTES) : 0;

@@ -248,11 +248,8 @@ static int sandbox_files(struct session_manager *m, const struct base *base, str
 	return 0;
 }
 
-int sandbox_start(struct session_manager *m, const struct base *base, struct sandbox *sandbox, struct error *e)
+static int start_vmm(struct session_manager *m, struct sandbox *sandbox, struct error *e)
 {
-	int r = sandbox_files(m, base, sandbox, e);
-	if (r < 0)
-		return r;
 	char runtime[640];
 	text_format(runtime, sizeof(runtime), "%s/%s", m->runtime_path, sandbox->row.id);
 	struct vmm_config config = {.sandbox_id = sandbox->row.id,
@@ -264,15 +261,31 @@ int sandbox_start(struct session_manager *m, const struct base *base, struct san
 	                            .kernel_fd = -1,
 	                            .initrd_fd = -1,
 	                            .console_fd = -1};
-	r = vmm_prepare(&m->host, &config, &sandbox->vmm, e);
+	return vmm_prepare(&m->host, &config, &sandbox->vmm, e);
+}
+
+int sandbox_start(struct session_manager *m, const struct base *base, struct sandbox *sandbox, struct error *e)
+{
+	uint64_t times[5] = {time_monotonic_us()};
+	int r = sandbox_files(m, base, sandbox, e);
+	if (r < 0)
+		return r;
+	times[1] = time_monotonic_us();
+	r = start_vmm(m, sandbox, e);
 	if (r < 0)
 		return error_prefix(e, "starting a sandbox");
+	times[2] = time_monotonic_us();
 	CLEANUP_CLOSE int state = pool_open_file(base->folder_fd, "state", O_RDONLY, e);
 	if (state < 0)
 		return state;
 	r = vmm_load(sandbox->vmm, state, e);
+	times[3] = time_monotonic_us();
 	if (r == 0)
 		r = vmm_run(sandbox->vmm, e);
+	times[4] = time_monotonic_us();
+	log_debug("session", "sandbox %s: files %llu, VMM %llu, load %llu, run %llu us", sandbox->row.id,
+	          (unsigned long long)(times[1] - times[0]), (unsigned long long)(times[2] - times[1]),
+	          (unsigned long long)(times[3] - times[2]), (unsigned long long)(times[4] - times[3]));
 	return r < 0 ? error_prefix(e, "starting a sandbox") : 0;
 }
 
@@ -295,7 +308,10 @@ int sandbox_identify(struct session_manager *m, struct sandbox *sandbox, const s
 	                                  .thaw = 1};
 	const char *present =
 	    sandbox->row.previous_control_token[0] ? sandbox->row.previous_control_token : sandbox->row.control_token;
+	uint64_t start = time_monotonic_us();
 	int r = guest_resume_as(&sandbox->guest, present, &identity, GUEST_START_TIMEOUT_MS, e);
+	log_debug("session", "sandbox %s: identity %llu us", sandbox->row.id,
+	          (unsigned long long)(time_monotonic_us() - start));
 	if (r == 0)
 		sandbox->row.previous_control_token[0] = '\0';
 	return r;
@@ -366,6 +382,7 @@ void sandbox_destroy(struct session_manager *m, struct sandbox *sandbox)
 		scheduler_doom(m, sandbox->row.id);
 	}
 	explicit_bzero(&sandbox->row, sizeof(sandbox->row));
+	free(sandbox->page_sums);
 	free(sandbox);
 }
 

@@ -35,7 +35,9 @@ static int choose_source(struct session_manager *m, struct session *s, struct ca
 		}
 	}
 	if (*ret_folder >= 0 && seal_is_intact(*ret_folder, fingerprint)) {
-		*ret = (struct capture_source){.folder_fd = *ret_folder, .use_disk = 1, .memory_fd = -1};
+		int have_sums = s->sandbox->page_sums && strcmp(s->sandbox->sums_of, s->row.head) == 0;
+		*ret = (struct capture_source){
+		    .folder_fd = *ret_folder, .use_disk = 1, .page_sums = have_sums ? s->sandbox->page_sums : NULL};
 		return 0;
 	}
 	if (*ret_folder >= 0)
@@ -44,7 +46,7 @@ static int choose_source(struct session_manager *m, struct session *s, struct ca
 	log_warning("session", "%s: the head snapshot's files have changed; its base is used instead", s->id);
 	int r = seal_verify_memory(s->sandbox->folder_fd, s->sandbox->memory_bytes, s->sandbox->disk_bytes,
 	                           "what the sandbox runs on", e);
-	*ret = (struct capture_source){.folder_fd = s->sandbox->folder_fd, .use_disk = 0, .memory_fd = -1};
+	*ret = (struct capture_source){.folder_fd = s->sandbox->folder_fd};
 	return r;
 }
 
@@ -73,6 +75,39 @@ static void fill_row(struct session_manager *m, struct session *s, const struct 
 	memcpy(ret->boot_id, m->boot_id, sizeof(ret->boot_id));
 }
 
+/* Clones are made while the guest is being copied: neither needs anything of the other. */
+struct cloning {
+	struct session_manager *m;
+	const struct sandbox *sandbox;
+	const struct capture_source *source;
+	const char *id;
+	struct capture_clones clones;
+	int result;
+	struct error error;
+};
+
+static void *clone_thread(void *context)
+{
+	struct cloning *c = context;
+	c->result = capture_clone(c->m, c->id, c->sandbox, c->source, &c->clones, &c->error);
+	return NULL;
+}
+
+static int take_and_clone(struct session_manager *m, struct session *s, enum capture_mode mode, struct capture *capture,
+                          struct cloning *cloning, struct error *e)
+{
+	pthread_t thread;
+	int threaded = pthread_create(&thread, NULL, clone_thread, cloning) == 0;
+	int r = capture_take(m, s->sandbox, mode, capture, e);
+	if (threaded)
+		pthread_join(thread, NULL);
+	else
+		clone_thread(cloning);
+	if (r < 0)
+		return error_prefix(e, "taking a snapshot");
+	return 0;
+}
+
 /* Folder in place, row not committed. After CAPTURE_FINAL the guest stands still on success only. */
 static int snapshot_make(struct session_manager *m, struct session *s, enum capture_mode mode, const char *kind,
                          const char *name, struct store_snapshot *ret, struct guest_status *ret_status, struct error *e)
@@ -82,22 +117,42 @@ static int snapshot_make(struct session_manager *m, struct session *s, enum capt
 	struct capture_result result;
 	CLEANUP_CLOSE int folder = -1;
 	int r = choose_source(m, s, &source, &folder, e);
+	if (r == 0)
+		r = capture_open(m, s->sandbox, 'n', &capture, e);
 	if (r < 0)
 		return r;
-	r = capture_take(m, s->sandbox, 'n', mode, &capture, e);
-	if (r < 0)
-		return error_prefix(e, "taking a snapshot");
-	r = capture_write(m, &capture, s->sandbox, &source, POOL_SNAPSHOTS, kind, s->row.head, &result, e);
-	if (r < 0) {
-		error_prefix(e, "writing a snapshot");
-		struct error after;
-		if (mode == CAPTURE_FINAL && capture_undo_final(s->sandbox, &after) < 0)
-			log_error("session", "%s does not go on after a failed suspend: %s", s->id, after.message);
-	} else {
+	struct cloning cloning = {.m = m,
+	                          .sandbox = s->sandbox,
+	                          .source = &source,
+	                          .id = capture.id,
+	                          .clones = {.memory_fd = -1, .table_fd = -1}};
+	r = take_and_clone(m, s, mode, &capture, &cloning, e);
+	if (r == 0) {
+		if (cloning.result < 0) {
+			r = cloning.result;
+			if (e)
+				*e = cloning.error;
+		} else {
+			r = capture_write(m, &capture, s->sandbox, &source, &cloning.clones, POOL_SNAPSHOTS, kind, s->row.head,
+			                  &result, e);
+		}
+		if (r < 0) {
+			error_prefix(e, "writing a snapshot");
+			struct error after;
+			if (mode == CAPTURE_FINAL && capture_undo_final(s->sandbox, &after) < 0)
+				log_error("session", "%s does not go on after a failed suspend: %s", s->id, after.message);
+		}
+	}
+	if (r == 0) {
 		fill_row(m, s, &capture, &result, kind, name, ret);
 		*ret_status = capture.status;
+		/* Good for the next one only once this is the head; sums_of tells. */
+		free(s->sandbox->page_sums);
+		s->sandbox->page_sums = TAKE_PTR(capture.page_sums);
+		memcpy(s->sandbox->sums_of, capture.id, sizeof(s->sandbox->sums_of));
 	}
-	capture_free(&capture);
+	capture_clones_close(&cloning.clones);
+	capture_close(m, &capture);
 	return r;
 }
 

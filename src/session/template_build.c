@@ -396,17 +396,23 @@ static int cut(struct build *b, json_t **ret, struct error *e)
 	struct sandbox *sandbox = b->sandbox;
 	struct capture capture;
 	struct capture_result result;
-	int r = capture_take(m, sandbox, 't', CAPTURE_STOPPED, &capture, e);
+	static const struct capture_source nothing = {.folder_fd = -1};
+	struct capture_clones clones = {.memory_fd = -1, .table_fd = -1};
+	int r = capture_open(m, sandbox, 't', &capture, e);
 	if (r < 0)
 		return r;
-	struct capture_source nothing = {.folder_fd = -1, .memory_fd = sandbox->memory_fd};
-	r = capture_write(m, &capture, sandbox, &nothing, POOL_TEMPLATES, "template", "", &result, e);
+	r = capture_take(m, sandbox, CAPTURE_STOPPED, &capture, e);
+	if (r == 0)
+		r = capture_clone(m, capture.id, sandbox, &nothing, &clones, e);
+	if (r == 0)
+		r = capture_write(m, &capture, sandbox, &nothing, &clones, POOL_TEMPLATES, "template", "", &result, e);
 	if (r == 0) {
 		r = commit(b, capture.id, &result, capture.created_at_ms, ret, e);
 		if (r < 0)
 			pool_remove(&m->pool, POOL_TEMPLATES, capture.id);
 	}
-	capture_free(&capture);
+	capture_clones_close(&clones);
+	capture_close(m, &capture);
 	return r;
 }
 

@@ -422,6 +422,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	signal(SIGPIPE, SIG_IGN);
+	if (getenv("SESSION_TOOL_LOG"))
+		log_set_level(getenv("SESSION_TOOL_LOG"));
 	uint64_t width;
 	if (text_parse_u64(getenv("SESSION_TOOL_WIDTH"), 1 << 30, &width) == 0)
 		print_width = (int)width;

@@ -17,6 +17,7 @@ static unsigned char pages[SIZE];
 static unsigned char expected[SIZE];
 static unsigned char got[SIZE];
 static uint64_t bits[PAGES / 64];
+static uint64_t sums[PAGES];
 
 struct told {
 	unsigned count;
@@ -52,8 +53,8 @@ static void set(size_t page, unsigned char value, int in_delta)
 
 static struct memory_counts run(struct told *told)
 {
-	struct memory_delta delta = {.pages = pages, .bits = bits, .size = SIZE};
 	struct memory_counts counts;
+	struct memory_counts again;
 	struct error e;
 	memcpy(expected, previous, SIZE);
 	for (size_t i = 0; i < PAGES; i++)
@@ -61,10 +62,21 @@ static struct memory_counts run(struct told *told)
 			memcpy(expected + i * MEMORY_PAGE_BYTES, pages + i * MEMORY_PAGE_BYTES, MEMORY_PAGE_BYTES);
 	int from = file_of(previous);
 	int to = file_of(previous);
+	struct memory_delta delta = {
+	    .pages = pages, .bits = bits, .size = SIZE, .base_fd = from, .previous_fd = from, .fresh = sums};
+	memset(sums, 0, sizeof(sums));
 	*told = (struct told){0};
-	CHECK_INT(memory_file_write(&delta, from, to, tell, told, &counts, &e), 0);
+	CHECK_INT(memory_file_write(&delta, to, tell, told, &counts, &e), 0);
 	CHECK_INT(fd_pread_full(to, got, SIZE, 0), SIZE);
 	CHECK(memcmp(got, expected, SIZE) == 0);
+	/* The next snapshot, with the sums of this one and nothing new: it must not even look at the previous file. */
+	struct told nothing = {0};
+	delta.previous_fd = -1;
+	delta.known = sums;
+	delta.fresh = NULL;
+	CHECK_INT(memory_file_write(&delta, to, tell, &nothing, &again, &e), 0);
+	CHECK_INT(again.changed_pages, 0);
+	CHECK_INT(nothing.count, 0);
 	close(from);
 	close(to);
 	return counts;
@@ -157,7 +169,7 @@ static void bad_sizes(void)
 	struct memory_delta delta = {.pages = pages, .bits = bits, .size = SIZE - MEMORY_PAGE_BYTES};
 	struct memory_counts counts;
 	struct error e;
-	CHECK_INT(memory_file_write(&delta, -1, -1, NULL, NULL, &counts, &e), error_code_errno(ERROR_INVALID));
+	CHECK_INT(memory_file_write(&delta, -1, NULL, NULL, &counts, &e), error_code_errno(ERROR_INVALID));
 	/* A previous file that is too short is damage, not zeros. */
 	reset();
 	set(PAGES - 1, 1, 1);
@@ -165,15 +177,56 @@ static void bad_sizes(void)
 	int from = file_of(previous);
 	int to = file_of(previous);
 	CHECK_INT(ftruncate(from, (off_t)SIZE - 1), 0);
-	CHECK(memory_file_write(&delta, from, to, NULL, NULL, &counts, &e) < 0);
+	delta.base_fd = delta.previous_fd = from;
+	CHECK(memory_file_write(&delta, to, NULL, NULL, &counts, &e) < 0);
 	CHECK_INT(e.code, ERROR_DAMAGED);
 	close(from);
 	close(to);
 }
 
+/* A second snapshot: some pages change again, some go back to what they were at first, all told apart by sums. */
+static void with_sums(void)
+{
+	struct memory_counts counts;
+	struct error e;
+	reset();
+	set(3, 0x11, 1);
+	set(5, 0x22, 1);
+	set(200, 0x33, 1);
+	int base = file_of(previous);
+	int first = file_of(previous);
+	struct memory_delta delta = {
+	    .pages = pages, .bits = bits, .size = SIZE, .base_fd = base, .previous_fd = base, .fresh = sums};
+	memset(sums, 0, sizeof(sums));
+	CHECK_INT(memory_file_write(&delta, first, NULL, NULL, &counts, &e), 0);
+	CHECK_INT(fd_pread_full(first, got, SIZE, 0), SIZE);
+	int second = file_of(got);
+	uint64_t newer[PAGES] = {0};
+	set(5, 0x44, 1);
+	memcpy(pages + (size_t)200 * MEMORY_PAGE_BYTES, previous + (size_t)200 * MEMORY_PAGE_BYTES, MEMORY_PAGE_BYTES);
+	set(201, 0x55, 1); /* new in the set: no sum, so the previous file is asked */
+	memcpy(expected, previous, SIZE);
+	static const size_t changed[] = {3, 5, 200, 201};
+	for (size_t i = 0; i < ARRAY_SIZE(changed); i++)
+		memcpy(expected + changed[i] * MEMORY_PAGE_BYTES, pages + changed[i] * MEMORY_PAGE_BYTES, MEMORY_PAGE_BYTES);
+	delta.previous_fd = first;
+	delta.known = sums;
+	delta.fresh = newer;
+	CHECK_INT(memory_file_write(&delta, second, NULL, NULL, &counts, &e), 0);
+	CHECK_INT(counts.delta_pages, 4);
+	CHECK_INT(counts.changed_pages, 3);
+	CHECK_INT(fd_pread_full(second, got, SIZE, 0), SIZE);
+	CHECK(memcmp(got, expected, SIZE) == 0);
+	CHECK(newer[3] == sums[3] && newer[5] != sums[5] && newer[201] != 0);
+	close(base);
+	close(first);
+	close(second);
+}
+
 int main(void)
 {
 	nothing_changed();
+	with_sums();
 	single_pages();
 	near_pages_become_one_run();
 	zeros_become_holes();
