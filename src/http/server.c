@@ -184,7 +184,6 @@ static union server_handle *new_listener(struct http_server *server, struct erro
 static int start_listener(struct http_server *server, union server_handle *l, const char *what, struct error *e)
 {
 	l->handle.data = server;
-	/* A failed handle must stay in the table: it is closed with the others. */
 	server->listener_count++;
 	int r = uv_listen(&l->stream, SERVER_BACKLOG, on_connection);
 	return r < 0 ? set_uv(e, r, what) : 0;
@@ -251,14 +250,12 @@ int http_server_listen_unix(struct http_server *server, const char *path, mode_t
 	/* Nobody can connect before listen(), so the mode is right from the first connection on. */
 	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || chmod(path, mode) < 0)
 		return error_set_errno(e, errno, "bind %s", path);
-	r = http_server_listen_fd(server, fd, e);
-	if (r == 0)
-		(void)TAKE_FD(fd);
-	return r;
+	return http_server_listen_fd(server, TAKE_FD(fd), e);
 }
 
-int http_server_listen_fd(struct http_server *server, int fd, struct error *e)
+int http_server_listen_fd(struct http_server *server, int descriptor, struct error *e)
 {
+	CLEANUP_CLOSE int fd = descriptor;
 	union server_handle *l = new_listener(server, e);
 	if (!l)
 		return -EAGAIN;
@@ -266,19 +263,16 @@ int http_server_listen_fd(struct http_server *server, int fd, struct error *e)
 	socklen_t size = sizeof(domain);
 	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) < 0)
 		return error_set_errno(e, errno, "listen on descriptor %d", fd);
-	int r;
-	if (domain == AF_UNIX) {
-		r = uv_pipe_init(server->loop, &l->pipe, 0);
-		if (r == 0)
-			r = uv_pipe_open(&l->pipe, fd);
-	} else {
-		r = uv_tcp_init(server->loop, &l->tcp);
-		if (r == 0)
-			r = uv_tcp_open(&l->tcp, fd);
-	}
-	if (r < 0)
-		return set_uv(e, r, "listen on a descriptor");
-	return start_listener(server, l, "listen on a descriptor", e);
+	if (domain == AF_UNIX)
+		uv_pipe_init(server->loop, &l->pipe, 0);
+	else
+		uv_tcp_init(server->loop, &l->tcp);
+	int r = domain == AF_UNIX ? uv_pipe_open(&l->pipe, fd) : uv_tcp_open(&l->tcp, fd);
+	if (r == 0)
+		(void)TAKE_FD(fd);
+	/* The handle stays in the table in any case: it is closed with the others. */
+	int started = start_listener(server, l, "listen on a descriptor", e);
+	return r < 0 ? set_uv(e, r, "listen on a descriptor") : started;
 }
 
 const struct http_server_stats *http_server_stats(const struct http_server *server)

@@ -43,7 +43,7 @@ int http_server_listen_tcp(struct http_server *server, const char *host, unsigne
                            struct error *e);
 /* Replaces a stale socket of that name (one that nobody listens on); an active one is ERROR_CONFLICT. */
 int http_server_listen_unix(struct http_server *server, const char *path, mode_t mode, struct error *e);
-/* Takes over a bound or listening socket (on success). */
+/* Takes over a bound or listening socket (also on failure). */
 int http_server_listen_fd(struct http_server *server, int fd, struct error *e);
 const struct http_server_stats *http_server_stats(const struct http_server *server);
 /* Closes listeners and idle connections; streams in progress may end. The loop runs out once all have. */

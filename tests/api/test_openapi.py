@@ -30,7 +30,8 @@ def test_references_resolve():
         if isinstance(node, dict):
             if "$ref" in node:
                 DESCRIPTION.resolve(node)
-            for item in node.values():
+            for name, item in node.items():
+                assert item is not None, f"{name}: a comma in a description that is not quoted?"
                 walk(item)
         elif isinstance(node, list):
             for item in node:
