@@ -12,9 +12,11 @@
 static void label_of(char *to, size_t size, const char *key)
 {
 	snprintf(to, size, "%s", key);
-	char *bytes = text_ends_with(to, "_bytes") ? to + strlen(to) - 6 : NULL;
-	if (bytes)
-		*bytes = '\0';
+	/* The unit stands with the value. */
+	if (text_ends_with(to, "_bytes"))
+		to[strlen(to) - 6] = '\0';
+	else if (text_ends_with(to, "_s"))
+		to[strlen(to) - 2] = '\0';
 	for (char *p = to; *p; p++)
 		if (*p == '_')
 			*p = ' ';
@@ -23,14 +25,36 @@ static void label_of(char *to, size_t size, const char *key)
 static void print_number(const char *key, json_int_t number)
 {
 	char size[32];
-	if (text_ends_with(key, "_bytes") && number >= 0) {
+	if ((text_ends_with(key, "_bytes") || text_starts_with(key, "bytes_")) && number >= 0) {
 		text_format_size(size, sizeof(size), (uint64_t)number);
 		printf("%s", size);
 	} else if (text_ends_with(key, "_s") && number == 0) {
 		printf("none");
+	} else if (text_ends_with(key, "_s")) {
+		printf("%" JSON_INTEGER_FORMAT " s", number);
 	} else {
 		printf("%" JSON_INTEGER_FORMAT, number);
 	}
+}
+
+/* "a, b, c" if all are strings; 0 if not. */
+static int print_words(const json_t *array)
+{
+	char safe[256];
+	size_t index;
+	json_t *word;
+	json_array_foreach(array, index, word)
+	{
+		if (!json_is_string(word))
+			return 0;
+	}
+	json_array_foreach(array, index, word)
+	{
+		printf("%s%s", index ? ", " : "", output_safe(safe, sizeof(safe), json_string_value(word)));
+	}
+	if (!json_array_size(array))
+		putchar('-');
+	return 1;
 }
 
 static void print_value(const char *key, const json_t *value)
@@ -57,7 +81,7 @@ static void print_value(const char *key, const json_t *value)
 		printf("%s", json_is_true(value) ? "yes" : "no");
 	} else if (json_is_null(value)) {
 		printf("-");
-	} else {
+	} else if (!json_is_array(value) || !print_words(value)) {
 		char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
 		printf("%s", text ? output_safe(safe, sizeof(safe), text) : "?");
 		free(text);

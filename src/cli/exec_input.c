@@ -8,6 +8,7 @@
 #include "cli/exec_input.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -32,6 +33,7 @@ struct exec_input {
 	pthread_t thread;
 	int started;
 	struct error error;
+	uint64_t delivered; /* bytes that the guest has said it took */
 	char *target_input;
 	char *target_close;
 	_Atomic int stopping;
@@ -127,7 +129,9 @@ static int pump(struct exec_input *in, unsigned char *data, char *message)
 		if (over || in->stopping)
 			return 0;
 		if (r < 0 && !(in->request->tty && api_is_connection_error(&in->error)))
-			return error_prefix(&in->error, "sending input");
+			return error_prefix(&in->error, "input broke off after %" PRIu64 " bytes, up to %zd more may have arrived",
+			                    in->delivered, n);
+		in->delivered += (uint64_t)n;
 	}
 }
 

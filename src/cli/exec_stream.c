@@ -408,20 +408,27 @@ static int pause_for(struct exec_stream *x, unsigned ms)
 	return poll(&p, 1, (int)ms) > 0;
 }
 
+/* 1 if the session is suspended or on its way there, 0 if not, negative if that cannot be told. */
+static int is_asleep(struct exec_stream *x, struct error *e)
+{
+	CLEANUP_FREE char *target = api_session_path(x->request->session, "");
+	json_t *session;
+	int r = api_call(x->api, "GET", target, NULL, &session, e);
+	if (r < 0)
+		return r;
+	const char *state = output_text(session, "state", "");
+	int asleep = strcmp(state, "suspended") == 0 || strcmp(state, "suspending") == 0;
+	json_decref(session);
+	return asleep;
+}
+
 /* A suspended session must not be woken by a client that merely lost its stream: wait until somebody wakes it. */
 static int wait_while_suspended(struct exec_stream *x, struct error *e)
 {
-	CLEANUP_FREE char *target = api_session_path(x->request->session, "");
 	for (int said = 0;;) {
-		json_t *session;
-		int r = api_call(x->api, "GET", target, NULL, &session, e);
-		if (r < 0)
-			return r;
-		const char *state = json_string_value(json_object_get(session, "state"));
-		int asleep = state && (strcmp(state, "suspended") == 0 || strcmp(state, "suspending") == 0);
-		json_decref(session);
-		if (!asleep)
-			return 0;
+		int asleep = is_asleep(x, e);
+		if (asleep <= 0)
+			return asleep;
 		if (!said && !x->request->quiet)
 			output_note("session %s is suspended; the command goes on after: space wake %s", x->request->session,
 			            x->request->session);
@@ -501,7 +508,7 @@ static int begin(struct exec_stream *x, struct error *e)
 static void give_up_remote(struct exec_stream *x, int number)
 {
 	struct error ignored;
-	if (x->pid)
+	if (x->pid && is_asleep(x, &ignored) == 0)
 		send_signal(x, x->api, number, &ignored);
 }
 

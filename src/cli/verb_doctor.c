@@ -1,15 +1,15 @@
 #include <string.h>
 
+#include "cli/table.h"
 #include "cli/verbs.h"
 
-static void print_check(const json_t *check)
+static void add_row(struct table *table, const json_t *check)
 {
-	char name[128];
-	char text[1024];
 	const char *status = output_text(check, "status", "?");
-	printf("%s%-8s%s %-14s %s\n", output_color(stdout, output_state_color(status)), status, output_color_end(stdout),
-	       output_safe(name, sizeof(name), output_text(check, "name", "?")),
-	       output_safe(text, sizeof(text), output_text(check, "text", "")));
+	table_row(table);
+	table_cell(table, output_state_color(status), status);
+	table_cell(table, OUTPUT_PLAIN, output_text(check, "name", "?"));
+	table_cell(table, OUTPUT_PLAIN, output_text(check, "text", ""));
 }
 
 static int run(struct verb_call *call)
@@ -21,15 +21,18 @@ static int run(struct verb_call *call)
 	int status = 0;
 	size_t index;
 	json_t *check;
+	struct table *table = table_new("STATUS", "CHECK", "FINDING", NULL);
 	json_array_foreach(json_object_get(answer, "checks"), index, check)
 	{
 		if (output_state_color(output_text(check, "status", "?")) == OUTPUT_RED)
 			status = OUTPUT_EXIT_FAILURE;
-		if (!output.json)
-			print_check(check);
+		add_row(table, check);
 	}
 	if (output.json)
 		output_json(answer);
+	else
+		table_print(table, stdout, 0);
+	table_free(table);
 	json_decref(answer);
 	return output_finish(status);
 }

@@ -4,6 +4,13 @@
 #include "base/text.h"
 #include "cli/verbs.h"
 
+static int with_token;
+
+static const struct options_entry entries[] = {
+    {0, "token", OPTIONS_FLAG, &with_token, NULL, "with the session's access token, for whoever gets the URL", NULL},
+    {0},
+};
+
 /* The daemon says where its TCP port is; a client that came over TCP knows an address that works for it already. */
 static int find_authority(const struct verb_call *call, char *domain, size_t domain_size, char *port, size_t port_size,
                           struct error *e)
@@ -46,6 +53,10 @@ static int run(struct verb_call *call)
 	char url[512];
 	snprintf(url, sizeof(url), "http://%" PRIu64 "-%s.%s:%s", guest_port, output_text(session, "id", call->args[0]),
 	         domain, port);
+	const char *token = output_text(session, "access_token", NULL);
+	size_t used = strlen(url);
+	if (with_token && token)
+		snprintf(url + used, sizeof(url) - used, "/?space_token=%s", token);
 	json_decref(session);
 	if (output.json) {
 		json_t *answer = json_pack("{s:s, s:I}", "url", url, "port", (json_int_t)guest_port);
@@ -62,7 +73,10 @@ const struct verb verb_port = {
     .group = VERB_COMMANDS,
     .summary = "print the URL of a TCP port in a session",
     .arguments = "ID PORT",
-    .examples = "space exec -d web -- python3 -m http.server 8000\ncurl \"$(space port web 8000)\"",
+    .description = "Ports are private: a request needs the session's access token (header X-Access-Token,\n"
+                   "or --token here) or an API key (header X-API-Key).",
+    .examples = "space exec -d web -- python3 -m http.server 8000\ncurl \"$(space port --token web 8000)\"",
+    .options = entries,
     .args_min = 2,
     .args_max = 2,
     .run = run,

@@ -132,8 +132,7 @@ static int run_build(struct verb_call *call)
 	if (r < 0)
 		return verb_fail(call, &e, NULL, "cannot build template %s", call->args[0]);
 	if (!output.json)
-		printf("%s:%s %s\n", output_text(template, "name", call->args[0]), output_text(template, "tag", "latest"),
-		       output_text(template, "digest", ""));
+		printf("%s %s\n", output_text(template, "name", call->args[0]), output_text(template, "digest", ""));
 	json_decref(template);
 	return output_finish(0);
 }
@@ -165,7 +164,7 @@ static int run_list(struct verb_call *call)
 		json_decref(answer);
 		return output_finish(0);
 	}
-	struct table *table = table_new("NAME", "TAG", "DIGEST", ">VCPUS", ">MEMORY", ">DISK", "CREATED", NULL);
+	struct table *table = table_new("NAME", "DIGEST", ">VCPUS", ">MEMORY", ">DISK", "CREATED", NULL);
 	size_t index;
 	json_t *template;
 	json_array_foreach(json_object_get(answer, "templates"), index, template)
@@ -173,13 +172,12 @@ static int run_list(struct verb_call *call)
 		char text[64];
 		table_row(table);
 		table_cell(table, OUTPUT_PLAIN, output_text(template, "name", "?"));
-		table_cell(table, OUTPUT_PLAIN, output_text(template, "tag", "-"));
 		snprintf(text, sizeof(text), "%.19s", output_text(template, "digest", "-"));
 		table_cell(table, OUTPUT_DIM, text);
 		table_cellf(table, "%lld", (long long)json_integer_value(json_object_get(template, "vcpus")));
 		text_format_size(text, sizeof(text), (uint64_t)json_integer_value(json_object_get(template, "memory_bytes")));
 		table_cell(table, OUTPUT_PLAIN, text);
-		text_format_size(text, sizeof(text), (uint64_t)json_integer_value(json_object_get(template, "disk_bytes")));
+		text_format_size(text, sizeof(text), (uint64_t)json_integer_value(json_object_get(template, "size_bytes")));
 		table_cell(table, OUTPUT_PLAIN, text);
 		output_age(text, sizeof(text), output_text(template, "created_at", NULL));
 		table_cell(table, OUTPUT_PLAIN, text);

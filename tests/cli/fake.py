@@ -125,7 +125,7 @@ class Fake(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.keep_log = False
         self.start_failure = None
         self.checks = [{"name": "kvm", "status": "ok", "text": "works"}]
-        self.build_lines = [{"line": "one"}, {"line": "two"}, {"template": {"name": "t", "tag": "1", "digest": "sha256:0"}}]
+        self.build_lines = [{"line": "one"}, {"line": "two"}, {"template": {"name": "t:1", "digest": "sha256:0"}}]
         self.events = []
         self.lock = threading.Lock()
         super().__init__(path, Handler)

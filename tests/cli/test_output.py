@@ -174,6 +174,8 @@ def test_rm(cli, server):
 def test_port(cli, server):
     server.add("s1", name="web")
     assert cli.ok("port", "web", "8000") == "http://8000-s1.localhost:7777\n"
+    server.sessions["s1"]["access_token"] = "secret"
+    assert cli.ok("port", "web", "80", "--token") == "http://80-s1.localhost:7777/?space_token=secret\n"
     for bad in ("0", "65536", "x", "-1"):
         assert cli("port", "web", bad).returncode == 125
 
@@ -219,7 +221,7 @@ def test_events(cli, server):
 
 
 def test_doctor(cli, server):
-    assert cli.ok("doctor").split() == ["ok", "kvm", "works"]
+    assert cli.ok("doctor") == "STATUS  CHECK  FINDING\nok      kvm    works\n"
     server.checks.append({"name": "disk", "status": "fail", "text": "full"})
     assert cli("doctor").returncode == 125
     assert len(json.loads(cli("doctor", "--json").stdout)["checks"]) == 2
