@@ -37,25 +37,28 @@ static int write_at(int dirfd, const char *path, const char *text)
 	return write(fd, text, strlen(text)) < 0 ? -errno : 0;
 }
 
-static uint64_t memory_total_bytes(void)
+/* What the kernel could give to programs now, at boot: all but its own needs and the agent's. */
+static uint64_t memory_available_bytes(void)
 {
-	long pages = sysconf(_SC_PHYS_PAGES);
-	long size = sysconf(_SC_PAGESIZE);
-	return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
+	CLEANUP_FREE char *text = NULL;
+	if (fd_read_file(AT_FDCWD, "/proc/meminfo", 65536, &text, NULL) < 0)
+		return 0;
+	const char *line = strstr(text, "MemAvailable:");
+	return line ? strtoull(line + 13, NULL, 10) * 1024 : 0;
 }
 
 static void set_limits(void)
 {
 	char text[32];
-	uint64_t total = memory_total_bytes();
-	uint64_t reserve = MIN(MAX(total / 16, CGROUP_RESERVE_BYTES_MIN), CGROUP_RESERVE_BYTES_MAX);
+	uint64_t available = memory_available_bytes();
+	uint64_t reserve = MIN(MAX(available / 16, CGROUP_RESERVE_BYTES_MIN), CGROUP_RESERVE_BYTES_MAX);
 	if (write_at(cgroup.root, "cgroup.subtree_control", "+memory") < 0)
 		log_warning("cgroup", "the kernel has no memory controller: users' processes are not limited");
 	if (write_at(cgroup.root, "cgroup.subtree_control", "+pids") < 0)
 		log_warning("cgroup", "the kernel has no pids controller");
-	if (total > reserve) {
+	if (available > 2 * reserve) {
 		/* Users run out of memory in their own group, before the machine does. */
-		text_format(text, sizeof(text), "%llu", (unsigned long long)(total - reserve));
+		text_format(text, sizeof(text), "%llu", (unsigned long long)(available - reserve));
 		write_at(cgroup.user, "memory.max", text);
 	}
 	write_at(cgroup.root, "agent/memory.min", "16M");

@@ -236,6 +236,8 @@ static void pipe_both(int client, int target, const char *early, size_t early_si
 
 static int refuse(struct request *r, int status, const char *code, const char *message)
 {
+	/* Bytes for the port may be behind the request already: they are no next request. */
+	r->connection->must_close = 1;
 	return response_json(r, status, json_pack("{s:s,s:s}", "code", code, "message", message));
 }
 
