@@ -112,6 +112,15 @@ static void begin_guest(struct options *o)
 	o->port = AGENT_PORT;
 }
 
+/* The image's name gets its entry in /etc/hosts: programs look themselves up. */
+static void name_machine(void)
+{
+	char name[65] = "";
+	struct error e;
+	if (gethostname(name, sizeof(name) - 1) < 0 || identity_set_hostname(name, &e) < 0)
+		log_warning("agent", "cannot tell the machine's name");
+}
+
 static int run(struct options *o, struct error *e)
 {
 	struct server_options serve = {.port = o->port, .address = o->test ? "127.0.0.1" : NULL, .trust_local = o->test};
@@ -122,6 +131,8 @@ static int run(struct options *o, struct error *e)
 		log_error("agent", "%s", e->message);
 	}
 	identity_begin(o->control, !o->test);
+	if (!o->test)
+		name_machine();
 	if (o->user)
 		identity_set_defaults(o->user, NULL, e);
 	r = process_begin(e);
