@@ -71,6 +71,21 @@ static int is_cached(struct image_build *b, const struct download *d, const char
 	       output.size > 64 && strncmp(output.data, d->sha256, 64) == 0;
 }
 
+/* Into the cache, which may be on another file system than the build; a cut copy is found by its digest. */
+static int keep(const char *file, const char *path, const struct download *d, struct error *e)
+{
+	CLEANUP_CLOSE int from = open(file, O_RDONLY | O_CLOEXEC);
+	if (from < 0)
+		return error_set_errno(e, errno, "open %s", d->file);
+	CLEANUP_CLOSE int to = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	if (to < 0)
+		return error_set_errno(e, errno, "keep %s", d->file);
+	int r = build_copy(from, to, e);
+	if (r < 0)
+		unlink(path);
+	return r < 0 ? error_prefix(e, "keep %s", d->file) : 0;
+}
+
 static int download(struct image_build *b, const char *package, const char *path, const struct download *d,
                     struct error *e)
 {
@@ -92,7 +107,7 @@ static int download(struct image_build *b, const char *package, const char *path
 		return r;
 	if (!is_cached(b, d, file))
 		return error_set(e, ERROR_DAMAGED, "%s was downloaded damaged", d->file);
-	return rename(file, path) < 0 ? error_set_errno(e, errno, "move %s", d->file) : 0;
+	return keep(file, path, d, e);
 }
 
 /* lib/modules before Debian 13, usr/lib/modules since; one release in it. */
