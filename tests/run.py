@@ -27,8 +27,9 @@ SUITES = ["agent", "host", "vmm", "store", "session", "image", "api", "cli", "sy
 SANITIZED = ["agent", "system/test_run.py", "system/test_verbs.py"]
 SUITE_TIMEOUT_S = 1500
 BUILDS = {
-    "build-gcc": ([], {"CC": "gcc"}),
-    "build-clang": ([], {"CC": "clang"}),
+    "build-gcc": (["-Dwerror=true"], {"CC": "gcc"}),
+    "build-clang": (["-Dwerror=true"], {"CC": "clang"}),
+    # With sanitizers gcc warns of sizes it has itself made unclear: here warnings are no errors.
     "build-asan": (["-Db_sanitize=address,undefined", "-Doptimization=1"], {"CC": "gcc"}),
 }
 
@@ -51,7 +52,7 @@ def say(text):
 def build(name, totals):
     options, environment = BUILDS[name]
     started = time.monotonic()
-    done = subprocess.run([ROOT / "scripts/build.sh", name, "-Dwerror=true", *options], cwd=ROOT, check=False,
+    done = subprocess.run([ROOT / "scripts/build.sh", name, *options], cwd=ROOT, check=False,
                           env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
     took = time.monotonic() - started
     if done.returncode:

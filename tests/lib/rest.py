@@ -65,9 +65,21 @@ class Result:
 
     def __init__(self):
         self.pid = None
-        self.out, self.err, self.pty = b"", b"", b""
+        self.parts = {"out": bytearray(), "err": bytearray(), "pty": bytearray()}
         self.end = None
         self.events = []
+
+    @property
+    def out(self):
+        return bytes(self.parts["out"])
+
+    @property
+    def err(self):
+        return bytes(self.parts["err"])
+
+    @property
+    def pty(self):
+        return bytes(self.parts["pty"])
 
     @property
     def code(self):
@@ -310,8 +322,7 @@ class Client:
             elif "data" in event:
                 for channel, name in (("stdout", "out"), ("stderr", "err"), ("pty", "pty")):
                     if channel in event["data"]:
-                        data = base64.b64decode(event["data"][channel])
-                        setattr(result, name, getattr(result, name) + data)
+                        result.parts[name] += base64.b64decode(event["data"][channel])
             elif "end" in event:
                 result.end = event["end"]
             if until and until(result):

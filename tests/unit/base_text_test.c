@@ -120,8 +120,7 @@ static void test_utf8(void)
 	                                  "\xff",
 	                                  "\xe4\xb8",
 	                                  "\xc3",
-	                                  "a\xc3"
-	                                  "b"};
+	                                  "a\303b"};
 	for (size_t i = 0; i < ARRAY_SIZE(good); i++)
 		CHECK(text_is_utf8(good[i], strlen(good[i])));
 	for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
