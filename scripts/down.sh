@@ -23,7 +23,7 @@ fi
 [ "$(id -u)" = 0 ] || die "make down wants root: spaced runs as a service."
 
 if [ "${SUSPEND:-}" = 1 ]; then
-	for id in $(space ls --state running --state paused --json | tr ',{' '\n\n' | sed -n 's/^ *"id": *"\([a-z0-9]*\)".*/\1/p'); do
+	for id in $(space ls -q --state running --state paused); do
 		space suspend "$id" >/dev/null && say "suspended $id"
 	done
 fi
