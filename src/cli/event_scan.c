@@ -9,55 +9,10 @@
 #define ENVELOPE_HEAD 5
 #define FLAG_COMPRESSED 1
 #define FLAG_END 2
-#define INVALID_DIGIT 0x01000000u
-
-/* One table a position in the group of four, so that decoding is four loads and three ORs; an invalid character sets a
- * bit above the 24 of the result. */
-static uint32_t decode_table[4][256];
-static int decode_table_ready;
-
-static void decode_table_fill(void)
-{
-	static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-	for (unsigned position = 0; position < 4; position++) {
-		for (unsigned c = 0; c < 256; c++)
-			decode_table[position][c] = INVALID_DIGIT;
-		for (uint32_t digit = 0; digit < 64; digit++)
-			decode_table[position][(unsigned char)alphabet[digit]] = digit << (18 - 6 * position);
-	}
-	decode_table_ready = 1;
-}
 
 long event_scan_decode(unsigned char *to, const char *text, size_t size)
 {
-	if (!decode_table_ready)
-		decode_table_fill();
-	if (size % 4)
-		return -EINVAL;
-	if (!size)
-		return 0;
-	const unsigned char *in = (const unsigned char *)text;
-	unsigned char *out = to;
-	size_t padding = (in[size - 1] == '=') + (size_t)(in[size - 1] == '=' && in[size - 2] == '=');
-	const unsigned char *end = in + size - (padding ? 4 : 0);
-	uint32_t seen = 0;
-	for (; in < end; in += 4, out += 3) {
-		uint32_t v = decode_table[0][in[0]] | decode_table[1][in[1]] | decode_table[2][in[2]] | decode_table[3][in[3]];
-		seen |= v;
-		out[0] = (unsigned char)(v >> 16);
-		out[1] = (unsigned char)(v >> 8);
-		out[2] = (unsigned char)v;
-	}
-	if (padding) {
-		uint32_t v = decode_table[0][in[0]] | decode_table[1][in[1]];
-		if (padding == 1)
-			v |= decode_table[2][in[2]];
-		seen |= v;
-		*out++ = (unsigned char)(v >> 16);
-		if (padding == 1)
-			*out++ = (unsigned char)(v >> 8);
-	}
-	return seen & INVALID_DIGIT ? -EINVAL : (long)(out - to);
+	return size % 4 ? -EINVAL : text_base64_decode(to, text, size);
 }
 
 char *event_scan_space(struct event_scan *scan, size_t size)
