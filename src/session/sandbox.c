@@ -381,8 +381,8 @@ void sandbox_destroy(struct session_manager *m, struct sandbox *sandbox)
 		log_error("session", "sandbox %s could not be ended: %s", sandbox->row.id, e.message);
 		scheduler_doom(m, sandbox->row.id);
 	}
-	explicit_bzero(&sandbox->row, sizeof(sandbox->row));
 	free(sandbox->page_sums);
+	explicit_bzero(sandbox, sizeof(*sandbox)); /* tokens */
 	free(sandbox);
 }
 

@@ -128,7 +128,10 @@ static int snapshot_make(struct session_manager *m, struct session *s, enum capt
 	                          .clones = {.memory_fd = -1, .table_fd = -1}};
 	r = take_and_clone(m, s, mode, &capture, &cloning, e);
 	if (r == 0) {
-		if (cloning.result < 0) {
+		/* A delete that waits for its turn makes the rest pointless. */
+		if (session_check_canceled(s, e) < 0) {
+			r = -ECANCELED;
+		} else if (cloning.result < 0) {
 			r = cloning.result;
 			if (e)
 				*e = cloning.error;
