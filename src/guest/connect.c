@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "base/text.h"
+#include "guest/json_text.h"
 
 #define CONNECT_TIMEOUT_MS_MAX UINT64_C(9999999999) /* ten digits, as the protocol allows */
 
@@ -107,7 +108,7 @@ int connect_stream_next(struct request *r, json_t **ret, struct error *e)
 		return error_set(e, ERROR_EXHAUSTED, "out of memory");
 	if (read_exactly(r, text, size) != (ssize_t)size)
 		return error_set(e, ERROR_CANCELED, "the request stream was cut off");
-	return request_parse_json(text, size, ret, e);
+	return json_text_parse(text, size, ret, e);
 }
 
 int connect_stream_request(struct request *r, json_t **ret, struct error *e)

@@ -55,8 +55,6 @@ int connection_flush(struct connection *c);
 int connection_queue(struct connection *c, const void *data, size_t size);
 /* Prepares for the body of the request whose head was parsed. */
 void connection_begin(struct connection *c);
-/* Parses an object, bounded in depth, without duplicate keys; an empty text gives {}. */
-int request_parse_json(const char *text, size_t size, json_t **ret, struct error *e);
 /* Waits until the peer sends something; 0, -ETIMEDOUT, -ECONNRESET. */
 int connection_wait_input(struct connection *c, int timeout_ms);
 

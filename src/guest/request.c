@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "guest/connection.h"
+#include "guest/json_text.h"
 
 /* Answers below this size are copied behind their head and leave in one packet. */
 #define RESPONSE_JOIN_BYTES 4096
@@ -236,50 +237,6 @@ ssize_t request_read(struct request *r, void *data, size_t size)
 	return n;
 }
 
-/* Jansson recurses once a level: deep input must not reach it on a thread's small stack. */
-static int json_depth_is_sane(const char *text, size_t size)
-{
-	size_t depth = 0;
-	int in_string = 0;
-	for (size_t i = 0; i < size; i++) {
-		if (in_string) {
-			if (text[i] == '\\')
-				i++;
-			else if (text[i] == '"')
-				in_string = 0;
-		} else if (text[i] == '"') {
-			in_string = 1;
-		} else if (text[i] == '{' || text[i] == '[') {
-			if (++depth > AGENT_JSON_DEPTH_MAX)
-				return 0;
-		} else if ((text[i] == '}' || text[i] == ']') && depth) {
-			depth--;
-		}
-	}
-	return 1;
-}
-
-int request_parse_json(const char *text, size_t size, json_t **ret, struct error *e)
-{
-	if (size == 0) {
-		*ret = json_object();
-		return *ret ? 0 : error_set(e, ERROR_EXHAUSTED, "out of memory");
-	}
-	if (!json_depth_is_sane(text, size))
-		return error_set(e, ERROR_INVALID, "JSON is nested deeper than %d levels", AGENT_JSON_DEPTH_MAX);
-	json_error_t where;
-	json_t *value = json_loadb(text, size, JSON_REJECT_DUPLICATES, &where);
-	if (!value)
-		return error_set(e, ERROR_INVALID, "invalid JSON at line %d, column %d: %s", where.line, where.column,
-		                 where.text);
-	if (!json_is_object(value)) {
-		json_decref(value);
-		return error_set(e, ERROR_INVALID, "the request must be a JSON object");
-	}
-	*ret = value;
-	return 0;
-}
-
 int request_read_json(struct request *r, json_t **ret, struct error *e)
 {
 	CLEANUP_BUF struct buf body = {0};
@@ -301,7 +258,7 @@ int request_read_json(struct request *r, json_t **ret, struct error *e)
 		if (body.size > AGENT_JSON_BYTES_MAX)
 			return error_set(e, ERROR_TOO_LARGE, "the request body has more than %d bytes", AGENT_JSON_BYTES_MAX);
 	}
-	return request_parse_json(body.data, body.size, ret, e);
+	return json_text_parse(body.data, body.size, ret, e);
 }
 
 static const char *reason(int status)
