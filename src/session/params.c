@@ -8,7 +8,7 @@
 #define LABEL_KEY_BYTES_MAX 64
 #define LABEL_VALUE_BYTES_MAX 1024
 #define ENVIRONMENT_KEY_BYTES_MAX 128
-#define ENVIRONMENT_VALUE_BYTES_MAX 32768
+#define ENVIRONMENT_VALUE_BYTES_MAX 65536
 #define SNAPSHOT_INTERVAL_S_MAX 86400
 
 int params_has(const json_t *params, const char *field)
