@@ -70,6 +70,9 @@ static int file_at(const char *name, int flags, int *ret)
 
 	if (text_format(path, sizeof(path), "%s/%s", dir, name) < 0)
 		return error_set(&e, ERROR_INVALID, "path of %s is too long", name);
+	/* ext4 writes a file that was cut and filled again to the disk when it is closed. */
+	if ((flags & O_TRUNC) && unlink(path) < 0 && errno != ENOENT)
+		return error_set_errno(&e, errno, "replace %s", path);
 	*ret = open(path, flags | O_CLOEXEC, 0644);
 	return *ret < 0 ? error_set_errno(&e, errno, "open %s", path) : 0;
 }
