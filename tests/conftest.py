@@ -37,6 +37,13 @@ def pytest_runtest_call(item):
     signal.signal(signal.SIGALRM, former)
 
 
+def pytest_runtest_logreport(report):
+    # At once, not only at the end: a run may be cut before that.
+    if report.failed and os.environ.get("SPACE_TEST_INSTANT"):
+        sys.__stderr__.write(f"\n---- {report.nodeid} ({report.when})\n{report.longreprtext}\n")
+        sys.__stderr__.flush()
+
+
 @pytest.fixture(scope="session")
 def programs():
     """Folder of the programs under test (SPACE_TEST_BIN, or build-gcc/bin)."""

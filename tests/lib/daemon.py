@@ -172,6 +172,13 @@ class Daemon:
             return False
         self.prepare()
         subprocess.run(["cp", "-a", "--sparse=always", f"{folder}/data/.", self.data_dir], check=True)
+        image = self.data_dir / "pool.xfs"
+        if image.exists():  # two copies of one XFS can only be mounted together if they differ in their ids
+            point = self.home / "replay"
+            point.mkdir(exist_ok=True)
+            subprocess.run(["mount", "-o", "loop,nouuid", image, point], check=True)
+            subprocess.run(["umount", point], check=True)
+            subprocess.run(["xfs_admin", "-U", "generate", image], check=True, stdout=subprocess.DEVNULL)
         return True
 
     def save_cache(self):
