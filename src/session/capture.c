@@ -13,6 +13,9 @@
 #include "session/memory_file.h"
 #include "session/seal.h"
 
+#define COPY_ATTEMPTS 10
+#define COPY_PAUSE_MS 50
+
 void capture_close(struct session_manager *m, struct capture *capture)
 {
 	int *fds[] = {&capture->folder_fd, &capture->pages_fd, &capture->bitmap_fd, &capture->state_fd};
@@ -55,19 +58,6 @@ struct copy {
 	struct error error;
 };
 
-static void *copy_memory(void *context)
-{
-	struct copy *copy = context;
-	uint64_t pages = 0;
-	uint64_t start = time_monotonic_us();
-	copy->result =
-	    host_memory_copy(copy->m->helper, copy->sandbox->row.id, copy->sandbox->memory_fd, copy->sandbox->memory_bytes,
-	                     copy->capture->pages_fd, copy->capture->bitmap_fd, &pages, &copy->error);
-	log_debug("session", "snapshot %s: %llu pages copied in %llu us", copy->capture->id, (unsigned long long)pages,
-	          (unsigned long long)(time_monotonic_us() - start));
-	return NULL;
-}
-
 static int copy_state_and_disk(struct session_manager *m, struct sandbox *sandbox, struct capture *capture,
                                struct error *e)
 {
@@ -83,6 +73,36 @@ static int copy_state_and_disk(struct session_manager *m, struct sandbox *sandbo
 	log_debug("session", "snapshot %s: device state %llu, disk %llu us", capture->id,
 	          (unsigned long long)(saved - start), (unsigned long long)(time_monotonic_us() - saved));
 	return r;
+}
+
+/* With patience for a helper that is starting again just now: the copy is idempotent. */
+static int copy_pages(struct session_manager *m, const struct sandbox *sandbox, const struct capture *capture,
+                      uint64_t *ret_pages, struct error *e)
+{
+	for (int i = 0;; i++) {
+		struct error why;
+		int r = host_memory_copy(m->helper, sandbox->row.id, sandbox->memory_fd, sandbox->memory_bytes,
+		                         capture->pages_fd, capture->bitmap_fd, ret_pages, &why);
+		if (r == 0)
+			return 0;
+		if (why.code != ERROR_UNAVAILABLE || i == COPY_ATTEMPTS) {
+			if (e)
+				*e = why;
+			return r;
+		}
+		usleep(COPY_PAUSE_MS * 1000);
+	}
+}
+
+static void *copy_memory(void *context)
+{
+	struct copy *copy = context;
+	uint64_t pages = 0;
+	uint64_t start = time_monotonic_us();
+	copy->result = copy_pages(copy->m, copy->sandbox, copy->capture, &pages, &copy->error);
+	log_debug("session", "snapshot %s: %llu pages copied in %llu us", copy->capture->id, (unsigned long long)pages,
+	          (unsigned long long)(time_monotonic_us() - start));
+	return NULL;
 }
 
 /* Memory is copied by the helper while this process sees to device state and disk. */
@@ -125,8 +145,7 @@ static int take_running(struct session_manager *m, struct sandbox *sandbox, enum
 		 * copy goes into. */
 		uint64_t pages;
 		fdatasync(sandbox->disk_fd);
-		int r = host_memory_copy(m->helper, sandbox->row.id, sandbox->memory_fd, sandbox->memory_bytes,
-		                         capture->pages_fd, capture->bitmap_fd, &pages, e);
+		int r = copy_pages(m, sandbox, capture, &pages, e);
 		if (r < 0)
 			return r;
 	}

@@ -19,6 +19,7 @@
 #define CONNECT_FIRST_MS 150
 #define CONNECT_MOST_MS 2000
 #define CONNECT_PAUSE_US 3000
+#define HELPER_PAUSE_US 20000
 #define ANSWER_BYTES_MAX 65536
 #define ENTROPY_BYTES 128
 #define LINE_BYTES_MAX 4096
@@ -53,10 +54,19 @@ int guest_connect(struct host_client *helper, const char *sandbox_id, unsigned t
 	unsigned attempt_ms = CONNECT_FIRST_MS;
 	for (;;) {
 		CLEANUP_CLOSE int fd = -1;
-		int r = host_sandbox_sockets(helper, sandbox_id, &fd, 1, e);
-		if (r < 0)
-			return r;
+		struct error why;
+		int r = host_sandbox_sockets(helper, sandbox_id, &fd, 1, &why);
 		uint64_t now = time_monotonic_ms();
+		/* The helper may be starting again just now. */
+		if (r < 0 && why.code == ERROR_UNAVAILABLE && now < end) {
+			usleep(HELPER_PAUSE_US);
+			continue;
+		}
+		if (r < 0) {
+			if (e)
+				*e = why;
+			return r;
+		}
 		unsigned left = now < end ? (unsigned)(end - now) : 1;
 		r = connect_once(fd, MIN(attempt_ms, left));
 		if (r == 0) {

@@ -15,6 +15,8 @@
 
 #define KILL_ATTEMPTS 20
 #define KILL_PAUSE_MS 100
+#define START_ATTEMPTS 3
+#define START_PAUSE_MS 150
 
 void base_close(struct base *base)
 {
@@ -261,7 +263,19 @@ static int start_vmm(struct session_manager *m, struct sandbox *sandbox, struct 
 	                            .kernel_fd = -1,
 	                            .initrd_fd = -1,
 	                            .console_fd = -1};
-	return vmm_prepare(&m->host, &config, &sandbox->vmm, e);
+	/* The helper may be starting again just now; a start that failed leaves nothing and may be repeated. */
+	int r = -EAGAIN;
+	for (int i = 0; i < START_ATTEMPTS && r < 0; i++) {
+		struct error why;
+		if (i)
+			usleep(START_PAUSE_MS * 1000);
+		r = vmm_prepare(&m->host, &config, &sandbox->vmm, &why);
+		if (r < 0 && e)
+			*e = why;
+		if (r < 0 && why.code != ERROR_UNAVAILABLE)
+			break;
+	}
+	return r;
 }
 
 int sandbox_start(struct session_manager *m, const struct base *base, struct sandbox *sandbox, struct error *e)
