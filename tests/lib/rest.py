@@ -114,7 +114,10 @@ class Stream:
     def _read(self, size):
         data = b""
         while len(data) < size:
-            more = self.response.read(size - len(data))
+            try:
+                more = self.response.read(size - len(data))
+            except http.client.HTTPException as error:
+                raise ConnectionError(f"the stream was cut: {error}") from error
             if not more:
                 raise ConnectionError("the stream was cut")
             data += more

@@ -58,7 +58,7 @@ def test_commands_that_fail_at_once_end_at_once(api, session):
                 assert command[0] in error.message, str(error)
 
     guests.all_good(guests.parallel([shell, direct] * 10))
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < guests.patient(40)
     assert api.out(session, "ps -eo stat | grep -c '^Z' || true") == "0"
 
 
@@ -68,7 +68,7 @@ def test_background_child_does_not_hold_the_call(api, session):
         started = time.monotonic()
         result = api.exec(session, command, timeout=30)
         assert result.code == 0 and b"started" in result.out
-        assert time.monotonic() - started < 4, command
+        assert time.monotonic() - started < guests.patient(4), command
     assert api.exec(session, ["true"]).code == 0
     assert api.out(session, "pgrep -c -f 'while :; do echo tick' || true") != "0"  # it lives on
 
@@ -130,7 +130,7 @@ def test_reader_that_does_not_read(daemon, api, session):
     time.sleep(6)
     started = time.monotonic()
     assert api.exec(session, ["true"], timeout=10).code == 0
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < guests.patient(2)
     assert sum(hostside.rss_bytes(pid) for pid in workers) - before < 48 << 20
     assert int(api.out(session, "awk '/VmRSS/ {print $2}' /proc/1/status", user="root")) - agent < 32 << 10
     # A second reader is not delayed by the first.
@@ -145,7 +145,7 @@ def test_reader_that_does_not_read(daemon, api, session):
 def test_timeout_ends_the_group(api, session):
     started = time.monotonic()
     result = api.exec(session, "echo begun; python3 -m http.server 8000 & sleep 1000 & wait", timeout_ms=1500)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < guests.patient(8)
     assert b"begun" in result.out and result.code != 0
     guests.wait_for(lambda: api.exec(session, "pgrep -f http.server").code == 1, timeout=10)
     assert api.exec(session, "pgrep -x sleep").code == 1
@@ -308,10 +308,10 @@ def test_agent_answers_in_a_busy_guest(api, session):
         times.append(time.monotonic() - started)
     times.sort()
     # Half of the host's two cores may be busy with something else as well.
-    assert times[len(times) // 2] < 2 and times[-1] < 6, times
+    assert times[len(times) // 2] < guests.patient(2) and times[-1] < guests.patient(6), times
     started = time.monotonic()
     api.verb(session, "pause")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < guests.patient(5)
     api.verb(session, "resume")
 
 

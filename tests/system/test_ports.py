@@ -17,7 +17,7 @@ def test_every_kind_of_listener(api, session, address, v6only):
     guests.start_web(api, session, 8000, address, v6only)
     started = time.monotonic()
     assert api.preview(session, 8000, "/").status == 200
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < guests.patient(1)
 
 
 def test_listener_that_moves(api, session):
@@ -34,7 +34,7 @@ def test_closed_and_bad_ports(api, session):
     started = time.monotonic()
     answer = api.preview(session, 8111, "/")
     assert answer.status == 502 and answer.body
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < guests.patient(1)
     for port in ("0", "65536", "99999999", "-1", "x", "80x"):
         answer = api.call("GET", f"/v1/sessions/{session}/ports/{port}/")
         assert answer.status in (400, 404), (port, answer.status)
@@ -87,7 +87,7 @@ def test_redirects_are_passed_on(api, session):
     answer = api.preview(session, 8000, f"/redirect/302/{b'/login'.hex()}")
     assert answer.headers["location"] == "/login"
     answer = api.port(session, 8000, f"/redirect/302/{b'/login'.hex()}")
-    assert answer.headers["location"].endswith("/login") and f"/ports/8000/login" in answer.headers["location"]
+    assert answer.headers["location"].endswith("/login") and "/ports/8000/login" in answer.headers["location"]
     before = int(api.port(session, 8000, "/count").body)
     api.port(session, 8000, f"/redirect/302/{b'/count'.hex()}", method="POST", body=b"x")
     assert int(api.port(session, 8000, "/count").body) == before + 2

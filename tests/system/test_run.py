@@ -9,6 +9,7 @@ import time
 import pytest
 
 import daemon as daemon_module
+import guests
 import hostside
 
 OUTPUT_BYTES = 500_000_000
@@ -87,7 +88,7 @@ def test_timeout_of_a_command(daemon, session):
     done = daemon.cli("exec", "--timeout", "1", session, "--", "sh", "-c", "echo begun; sleep 60", timeout=20)
     assert done.returncode == 124
     assert done.stdout == "begun\n"
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < guests.patient(8)
     assert daemon.cli("exec", session, "--", "pgrep", "sleep").returncode == 1
 
 
@@ -140,14 +141,11 @@ def test_large_output_needs_bounded_memory(daemon, session):
             data = process.stdout.read(1 << 20)
             if not data:
                 break
-            phase = total % len(line)
-            wanted = block[phase:phase + 65536]
             for at in range(0, len(data), 65536):
                 piece = data[at:at + 65536]
                 phase = (total + at) % len(line)
                 assert piece == block[phase:phase + len(piece)], f"wrong bytes near {total + at}"
             total += len(data)
-            del wanted
     finally:
         done.set()
         watcher.join()
