@@ -188,6 +188,8 @@ int remove_session(struct session_manager *m, struct session *s, struct error *e
 int update_session(struct session_manager *m, struct session *s, const json_t *params, struct error *e);
 /* The VMM is gone or the guest no longer answers: takes the sandbox away and makes the session `suspended`. */
 void session_lost(struct session_manager *m, struct session *s, const char *code, const char *text);
+/* With the turn held: if the VMM has ended and nobody has looked at that yet, does so now. True if it was lost. */
+int session_notice_end(struct session_manager *m, struct session *s);
 
 /* sandbox.c */
 /* Opens what a session would wake from and makes sure that its files are what they were. */
@@ -214,6 +216,9 @@ int start_slot_take(struct session_manager *m, struct session *s, struct error *
 void start_slot_give(struct session_manager *m);
 int sandbox_reserve(struct session_manager *m, struct error *e);
 void sandbox_unreserve(struct session_manager *m);
+
+/* open.c: with the turn held, resumes or wakes it, whichever it takes; nothing to do for one that runs. */
+int session_make_run(struct session_manager *m, struct session *s, struct error *e);
 
 /* rewind.c: a snapshot of this session by id, or the newest with that name. */
 int session_find_snapshot(struct session_manager *m, struct session *s, const char *wanted, struct store_snapshot *ret,

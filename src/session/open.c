@@ -9,9 +9,23 @@
 #define OPEN_ATTEMPTS 4
 #define OPEN_CONNECT_MS 10000
 
+/* A guest that is gone when it should resume is woken from its head, as it would be a moment later. */
+int session_make_run(struct session_manager *m, struct session *s, struct error *e)
+{
+	session_notice_end(m, s);
+	int r = 0;
+	if (s->state == STATE_PAUSED) {
+		r = resume_session(m, s, e);
+		if (r < 0 && session_notice_end(m, s))
+			r = 0;
+	}
+	return r == 0 && s->state == STATE_SUSPENDED ? wake_session(m, s, e) : r;
+}
+
 /* With the turn held: whatever gets it running. */
 static int make_it_run(struct session_manager *m, struct session *s, int wake, struct error *e)
 {
+	session_notice_end(m, s);
 	if (s->state == STATE_RUNNING)
 		return 0;
 	if (s->state == STATE_DELETING)
@@ -19,7 +33,7 @@ static int make_it_run(struct session_manager *m, struct session *s, int wake, s
 	if (!wake || !s->row.wake_on_use)
 		return error_set(e, ERROR_CONFLICT, "session %s is %s and is not to be woken by use", s->id,
 		                 state_name(s->state));
-	return s->state == STATE_PAUSED ? resume_session(m, s, e) : wake_session(m, s, e);
+	return session_make_run(m, s, e);
 }
 
 /* The sandbox's id if the session runs. A snapshot in progress does not matter: it stalls the guest for milliseconds.
@@ -109,7 +123,12 @@ int session_open(struct session_manager *m, const struct session_caller *who, co
 				break;
 			close(ret->fd);
 		}
-		/* Was it taken away while we connected? Then the next round waits and wakes; else the guest is in trouble. */
+		/* Was it taken away while we connected, or has its VMM ended? Then the next round waits and wakes; else the
+		 * guest is in trouble. */
+		if (session_turn_begin(s, NULL) < 0)
+			break;
+		session_notice_end(m, s);
+		session_turn_end(s);
 		char now[ID_BYTES];
 		if (r != -EAGAIN && running_sandbox(s, now) && strcmp(now, sandbox_id) == 0)
 			break;

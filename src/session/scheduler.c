@@ -23,7 +23,6 @@
 
 struct watch {
 	struct sandbox *sandbox; /* NULL = free; only compared, never followed */
-	char sandbox_id[ID_BYTES];
 	char session_id[ID_BYTES];
 	int pidfd;
 	uint32_t generation;
@@ -91,7 +90,6 @@ int scheduler_watch(struct session_manager *m, struct sandbox *sandbox, const ch
 		r = error_set_errno(e, errno, "watching a sandbox");
 	} else {
 		found->sandbox = sandbox;
-		memcpy(found->sandbox_id, sandbox->row.id, ID_BYTES);
 		text_copy(found->session_id, ID_BYTES, session_id);
 	}
 	pthread_mutex_unlock(&scheduler->mutex);
@@ -153,7 +151,6 @@ static void kill_doomed(struct session_manager *m)
 struct task {
 	struct session_manager *m;
 	struct session *s; /* referenced */
-	char sandbox_id[ID_BYTES];
 };
 
 static void task_done(struct task *task)
@@ -170,16 +167,13 @@ static void task_drop(void *context)
 	task_done(context);
 }
 
-static void task_start(struct session_manager *m, struct session *s, const char *sandbox_id,
-                       void (*work)(void *context))
+static void task_start(struct session_manager *m, struct session *s, void (*work)(void *context))
 {
 	struct task *task = calloc(1, sizeof(*task));
 	if (!task)
 		return;
 	task->m = m;
 	task->s = s;
-	if (sandbox_id)
-		text_copy(task->sandbox_id, sizeof(task->sandbox_id), sandbox_id);
 	pthread_mutex_lock(&m->mutex);
 	s->refs++;
 	pthread_mutex_unlock(&m->mutex);
@@ -190,36 +184,12 @@ static void task_start(struct session_manager *m, struct session *s, const char 
 		task_done(task);
 }
 
-static const char *lost_code(enum vmm_exit reason)
-{
-	switch (reason) {
-	case VMM_EXIT_GUEST_POWEROFF:
-		return "guest_poweroff";
-	case VMM_EXIT_GUEST_REBOOT:
-		return "guest_reboot";
-	case VMM_EXIT_GUEST_PANIC:
-		return "guest_panic";
-	default:
-		return "vmm_crash";
-	}
-}
-
 static void ended_work(void *context)
 {
 	struct task *task = context;
 	struct session *s = task->s;
 	if (session_turn_begin(s, NULL) == 0) {
-		if (s->sandbox && strcmp(s->sandbox->row.id, task->sandbox_id) == 0) {
-			enum vmm_exit reason = vmm_exit_reason(s->sandbox->vmm);
-			static const char *const texts[] = {
-			    [VMM_EXIT_NONE] = "the VMM ended by itself",
-			    [VMM_EXIT_GUEST_POWEROFF] = "the guest powered itself off",
-			    [VMM_EXIT_GUEST_REBOOT] = "the guest rebooted itself",
-			    [VMM_EXIT_GUEST_PANIC] = "the guest's kernel panicked",
-			    [VMM_EXIT_CRASH] = "the VMM crashed or was killed",
-			};
-			session_lost(task->m, s, lost_code(reason), texts[reason]);
-		}
+		session_notice_end(task->m, s);
 		session_turn_end(s);
 	}
 	task_done(task);
@@ -291,9 +261,9 @@ static void look_at(struct session_manager *m, struct session *s, uint64_t now, 
 	    idle && !expired && s->row.snapshot_interval_s && now - s->snapshot_at >= s->row.snapshot_interval_s * 1000;
 	pthread_mutex_unlock(&s->mutex);
 	if (expired)
-		task_start(m, s, NULL, timeout_work);
+		task_start(m, s, timeout_work);
 	else if (snapshot)
-		task_start(m, s, NULL, rolling_work);
+		task_start(m, s, rolling_work);
 }
 
 static void tick(struct session_manager *m)
@@ -324,15 +294,12 @@ static void vmm_ended(struct session_manager *m, uint64_t key)
 {
 	struct scheduler *scheduler = m->scheduler;
 	char session_id[ID_BYTES] = "";
-	char sandbox_id[ID_BYTES] = "";
 	uint32_t slot = (uint32_t)key;
 	pthread_mutex_lock(&scheduler->mutex);
 	struct watch *watch = slot < scheduler->watch_count ? &scheduler->watches[slot] : NULL;
 	int known = watch && watch->sandbox && watch->generation == key >> 32;
-	if (known) {
+	if (known)
 		memcpy(session_id, watch->session_id, ID_BYTES);
-		memcpy(sandbox_id, watch->sandbox_id, ID_BYTES);
-	}
 	pthread_mutex_unlock(&scheduler->mutex);
 	if (!known)
 		return;
@@ -341,7 +308,7 @@ static void vmm_ended(struct session_manager *m, uint64_t key)
 	if (!session_id[0]) {
 		warm_pool_refresh(m);
 	} else if (session_acquire(m, session_id, &s, NULL) == 0) {
-		task_start(m, s, sandbox_id, ended_work);
+		task_start(m, s, ended_work);
 		session_release(m, s);
 	}
 }

@@ -54,10 +54,7 @@ static int connect_session(struct session_manager *m, struct session *s, const j
 	if (given < 0)
 		return given;
 	enum session_state before = s->state;
-	if (before == STATE_PAUSED)
-		r = resume_session(m, s, e);
-	else if (before == STATE_SUSPENDED)
-		r = wake_session(m, s, e);
+	r = session_make_run(m, s, e);
 	*ret_resumed = before != STATE_RUNNING;
 	if (r < 0 || !given)
 		return r;
@@ -146,13 +143,17 @@ static int do_in_turn(struct session_manager *m, struct session *s, enum session
 		if (r < 0)
 			return r;
 	}
-	/* The turn of a sandbox that is dead already, but whose end has not been looked at: the state is not true. */
+	/* Nobody may take a sandbox that has ended for one that was suspended. */
+	if (session_notice_end(m, s) && (verb == SESSION_SUSPEND || verb == SESSION_PAUSE))
+		return error_set(e, ERROR_UNAVAILABLE, "session %s: %s", s->id, s->row.reason);
 	enum state_action action = state_rule(s->state, verb)->action;
 	int r = 0;
 	if (action == STATE_DENY || action == STATE_WAIT)
 		return state_refuse(s->state, verb, e);
 	if (action == STATE_DO)
 		r = perform(m, s, verb, params, ret, &resumed, e);
+	if (r < 0)
+		session_notice_end(m, s);
 	if (r == 0 && !*ret) {
 		*ret = session_json_of(m, s, 1);
 		if (*ret && (verb == SESSION_WAKE || verb == SESSION_CONNECT))

@@ -1,5 +1,6 @@
 /* Everything that gets a guest to run: wake, resume, and pause as their counterpart; and the loss of a sandbox. */
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -176,7 +177,6 @@ int resume_session(struct session_manager *m, struct session *s, struct error *e
 			log_error("session", "%s: %s", s->id, after.message);
 		return r;
 	}
-	/* The guest runs; that this could not be written down does not undo it, and is put right at the next start. */
 	r = session_commit_row(m, s, &row, STORE_RELAXED, e);
 	if (r < 0) {
 		if (vmm_stop(sandbox->vmm, &after) < 0)
@@ -217,4 +217,26 @@ void session_lost(struct session_manager *m, struct session *s, const char *code
 		session_set_state(s, STATE_SUSPENDED);
 	}
 	event_session(m, "session.lost", &s->row, json_pack("{s:s}", "cause", code));
+}
+
+int session_notice_end(struct session_manager *m, struct session *s)
+{
+	static const struct {
+		const char *code;
+		const char *text;
+	} reasons[] = {
+	    [VMM_EXIT_NONE] = {"vmm_crash", "the VMM ended by itself"},
+	    [VMM_EXIT_GUEST_POWEROFF] = {"guest_poweroff", "the guest powered itself off"},
+	    [VMM_EXIT_GUEST_REBOOT] = {"guest_reboot", "the guest rebooted itself"},
+	    [VMM_EXIT_GUEST_PANIC] = {"guest_panic", "the guest's kernel panicked"},
+	    [VMM_EXIT_CRASH] = {"vmm_crash", "the VMM crashed or was killed"},
+	};
+	if (!s->sandbox)
+		return 0;
+	struct pollfd ended = {.fd = vmm_pidfd(s->sandbox->vmm), .events = POLLIN};
+	if (poll(&ended, 1, 0) <= 0)
+		return 0;
+	enum vmm_exit reason = vmm_exit_reason(s->sandbox->vmm);
+	session_lost(m, s, reasons[reason].code, reasons[reason].text);
+	return 1;
 }
