@@ -108,6 +108,7 @@ static int start_manager(const struct config *config, struct session_manager **r
 	    .runtime_dir = config->runtime_dir,
 	    .helper_socket = helper,
 	    .pool_size = (unsigned)config->pool_size,
+	    .spares = (unsigned)config->spares,
 	    .snapshot_interval_s = (unsigned)config->snapshot_interval_s,
 	    .snapshot_budget_bytes = config->snapshot_budget_bytes,
 	    .default_timeout_s = config->default_timeout_s,

@@ -65,6 +65,7 @@ static const struct key keys[] = {
     NUMBER_KEY("vmm_uid_base", vmm_uid_base, KEY_COUNT, CONFIG_UID_MIN, CONFIG_UID_MAX, "200000",
                "first of the 1024 user ids that sandboxes run as"),
     NUMBER_KEY("pool_size", pool_size, KEY_COUNT, 0, 64, "2", "warm sandboxes kept ready"),
+    NUMBER_KEY("spares", spares, KEY_COUNT, 0, 64, "2", "VMMs kept started up for restores"),
     NUMBER_KEY("sessions_max", sessions_max, KEY_COUNT, 1, 1000000, "10000", "sessions in all states"),
     NUMBER_KEY("sandboxes_max", sandboxes_max, KEY_COUNT, 1, CONFIG_SANDBOXES_MAX, "100", "sandboxes at one time"),
     NUMBER_KEY("snapshot_interval", snapshot_interval_s, KEY_DURATION, 0, 7 * 86400, "60",

@@ -39,6 +39,7 @@ struct config {
 
 	uint64_t vmm_uid_base; /* VMMs run as uids (and gids) from here on, CONFIG_SANDBOXES_MAX of them */
 	uint64_t pool_size;    /* warm sandboxes kept ready; 0 = none */
+	uint64_t spares;       /* VMMs kept started up for restores; 0 = none */
 	uint64_t sessions_max;
 	uint64_t sandboxes_max;
 	uint64_t snapshot_interval_s;   /* 0 = no rolling snapshots */

@@ -124,6 +124,7 @@ struct session_manager {
 	struct jobs *jobs;
 	struct scheduler *scheduler;
 	struct warm_pool *warm;
+	struct spares *spares;
 	struct metrics metrics;
 
 	void (*sink)(void *context, const json_t *event);
@@ -197,6 +198,8 @@ int base_open_head(struct session_manager *m, const struct store_session *row, s
 int base_open_snapshot(struct session_manager *m, const char *snapshot_id, struct base *ret, struct error *e);
 int base_open_template(struct session_manager *m, const struct store_template *row, struct base *ret, struct error *e);
 void base_close(struct base *base);
+/* An empty object with a fresh id; the place it takes is reserved by the caller. */
+struct sandbox *sandbox_alloc(struct session_manager *m);
 /* Registers nothing in the store: the caller inserts ret->row first (sandbox_new), then starts it. */
 int sandbox_new(struct session_manager *m, const struct base *base, struct sandbox **ret, struct error *e);
 /* Files, VMM, device state, vCPUs run; users' processes are still frozen. On failure it is as after sandbox_new(). */

@@ -34,6 +34,7 @@ static int copy_config(const struct session_config *from, struct session_config 
 		to->sandboxes_max = SANDBOXES_MAX_DEFAULT;
 	to->sandboxes_max = MIN(to->sandboxes_max, (unsigned)HOST_SANDBOXES_MAX);
 	to->pool_size = MIN(to->pool_size, (unsigned)SESSION_WARM_MAX);
+	to->spares = MIN(to->spares, (unsigned)SESSION_WARM_MAX);
 	if (copy_text(from->data_dir, &to->data_dir) < 0 || copy_text(from->runtime_dir, &to->runtime_dir) < 0 ||
 	    copy_text(from->helper_socket, &to->helper_socket) < 0 || copy_text(from->agent_path, &to->agent_path) < 0)
 		return -ENOMEM;

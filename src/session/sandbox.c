@@ -11,6 +11,7 @@
 #include "session/internal.h"
 #include "session/scheduler.h"
 #include "session/seal.h"
+#include "session/spare.h"
 #include "session/warm_pool.h"
 
 #define KILL_ATTEMPTS 20
@@ -143,7 +144,7 @@ int sandbox_reserve(struct session_manager *m, struct error *e)
 		if (ok)
 			return 0;
 		/* Pooled ones are only there to be quick; they give way to real work. */
-		if (!warm_pool_evict(m))
+		if (!spare_evict(m) && !warm_pool_evict(m))
 			return error_set(e, ERROR_EXHAUSTED, "%u sandboxes run already, which is this host's limit",
 			                 m->config.sandboxes_max);
 	}
@@ -186,7 +187,7 @@ void start_slot_give(struct session_manager *m)
 	pthread_mutex_unlock(&m->mutex);
 }
 
-static struct sandbox *sandbox_alloc(struct session_manager *m)
+struct sandbox *sandbox_alloc(struct session_manager *m)
 {
 	struct sandbox *sandbox = calloc(1, sizeof(*sandbox));
 	if (!sandbox)
@@ -195,26 +196,30 @@ static struct sandbox *sandbox_alloc(struct session_manager *m)
 	sandbox->memory_fd = -1;
 	sandbox->disk_fd = -1;
 	sandbox->guest.helper = m->helper;
+	id_make(sandbox->row.id, 'b');
+	memcpy(sandbox->guest.sandbox_id, sandbox->row.id, sizeof(sandbox->guest.sandbox_id));
 	return sandbox;
 }
 
 int sandbox_new(struct session_manager *m, const struct base *base, struct sandbox **ret, struct error *e)
 {
-	struct sandbox *sandbox = sandbox_alloc(m);
-	if (!sandbox)
-		return error_set_errno(e, ENOMEM, "sandbox");
-	int r = sandbox_reserve(m, e);
-	if (r < 0) {
-		free(sandbox);
-		return r;
+	struct sandbox *sandbox = spare_take(m, base->memory_bytes, base->disk_bytes, base->vcpus);
+	if (!sandbox) {
+		sandbox = sandbox_alloc(m);
+		if (!sandbox)
+			return error_set_errno(e, ENOMEM, "sandbox");
+		int r = sandbox_reserve(m, e);
+		if (r < 0) {
+			free(sandbox);
+			return r;
+		}
 	}
-	id_make(sandbox->row.id, 'b');
+	warm_pool_poke(m);
 	memcpy(sandbox->row.base, base->id, sizeof(sandbox->row.base));
 	memcpy(sandbox->row.base_sum, base->manifest_sum, sizeof(sandbox->row.base_sum));
 	memcpy(sandbox->row.previous_control_token, base->control_token, sizeof(sandbox->row.previous_control_token));
 	token_make(sandbox->row.control_token);
 	sandbox->row.created_at_ms = time_realtime_ms();
-	memcpy(sandbox->guest.sandbox_id, sandbox->row.id, sizeof(sandbox->guest.sandbox_id));
 	sandbox->memory_bytes = base->memory_bytes;
 	sandbox->disk_bytes = base->disk_bytes;
 	sandbox->vcpus = base->vcpus;
@@ -226,7 +231,9 @@ int sandbox_new(struct session_manager *m, const struct base *base, struct sandb
 
 static int sandbox_files(struct session_manager *m, const struct base *base, struct sandbox *sandbox, struct error *e)
 {
-	sandbox->folder_fd = pool_make(&m->pool, POOL_SANDBOXES, sandbox->row.id, e);
+	int is_spare = sandbox->vmm != NULL;
+	if (!is_spare)
+		sandbox->folder_fd = pool_make(&m->pool, POOL_SANDBOXES, sandbox->row.id, e);
 	if (sandbox->folder_fd < 0)
 		return sandbox->folder_fd;
 	static const char *const linked[] = {"memory", "checksums"};
@@ -239,7 +246,9 @@ static int sandbox_files(struct session_manager *m, const struct base *base, str
 	CLEANUP_CLOSE int disk = pool_open_file(base->folder_fd, "disk", O_RDONLY, e);
 	if (disk < 0)
 		return disk;
-	sandbox->disk_fd = pool_create_file(sandbox->folder_fd, "disk", e);
+	/* A spare has this file open and has not read from it. */
+	if (!is_spare)
+		sandbox->disk_fd = pool_create_file(sandbox->folder_fd, "disk", e);
 	if (sandbox->disk_fd < 0)
 		return sandbox->disk_fd;
 	int r = pool_clone(&m->pool, disk, sandbox->disk_fd, e);
@@ -285,7 +294,7 @@ int sandbox_start(struct session_manager *m, const struct base *base, struct san
 	if (r < 0)
 		return r;
 	times[1] = time_monotonic_us();
-	r = start_vmm(m, sandbox, e);
+	r = sandbox->vmm ? vmm_give_memory(sandbox->vmm, sandbox->memory_fd, e) : start_vmm(m, sandbox, e);
 	if (r < 0)
 		return error_prefix(e, "starting a sandbox");
 	times[2] = time_monotonic_us();

@@ -22,6 +22,7 @@ struct session_config {
 	const char *runtime_dir; /* holds sandboxes/ID/ */
 	const char *helper_socket;
 	unsigned pool_size;             /* warm sandboxes kept for the default template; 0 = none */
+	unsigned spares;                /* VMMs kept started up for restores; 0 = none */
 	unsigned snapshot_interval_s;   /* default of new sessions; 0 = no rolling snapshots */
 	uint64_t snapshot_budget_bytes; /* host budget for snapshots, kept by thinning; 0 = 80 % of the file system */
 	uint64_t default_timeout_s;     /* 0 = none */

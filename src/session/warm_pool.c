@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "session/internal.h"
 #include "session/scheduler.h"
+#include "session/spare.h"
 
 #define NICE 10
 #define RETRY_S 10
@@ -95,6 +96,15 @@ int warm_pool_evict(struct session_manager *m)
 		return 0;
 	sandbox_destroy(m, sandbox);
 	return 1;
+}
+
+void warm_pool_poke(struct session_manager *m)
+{
+	if (!m->warm)
+		return;
+	pthread_mutex_lock(&m->warm->mutex);
+	pthread_cond_signal(&m->warm->changed);
+	pthread_mutex_unlock(&m->warm->mutex);
 }
 
 void warm_pool_refresh(struct session_manager *m)
@@ -235,6 +245,12 @@ static void wait_until(struct warm_pool *pool, unsigned seconds)
 	pthread_cond_timedwait(&pool->changed, &pool->mutex, &until);
 }
 
+/* With the pool's mutex held. */
+static int is_full(struct session_manager *m)
+{
+	return m->warm->ready >= m->config.pool_size && spare_ready(m) >= m->config.spares;
+}
+
 static void *warm_thread(void *context)
 {
 	struct session_manager *m = context;
@@ -242,10 +258,9 @@ static void *warm_thread(void *context)
 	setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
 	pthread_mutex_lock(&pool->mutex);
 	while (!pool->stopping) {
-		unsigned missing = pool->ready < m->config.pool_size ? m->config.pool_size - pool->ready : 0;
-		if (!missing && !pool->refresh) {
+		if (is_full(m) && !pool->refresh) {
 			wait_until(pool, IDLE_LOOK_S);
-			if (!pool->stopping && pool->ready >= m->config.pool_size && !pool->refresh)
+			if (!pool->stopping && is_full(m) && !pool->refresh)
 				continue;
 		}
 		pool->refresh = 0;
@@ -260,6 +275,10 @@ static void *warm_thread(void *context)
 				r = fill_one(m, &template, &e);
 				if (r < 0 && e.code != ERROR_EXHAUSTED)
 					log_warning("session", "warm pool: %s", e.message);
+			} else {
+				r = spare_fill_one(m, template.memory_bytes, template.disk_bytes, template.vcpus, &e);
+				if (r < 0 && e.code != ERROR_EXHAUSTED)
+					log_warning("session", "%s", e.message);
 			}
 			store_template_clear(&template);
 		}
@@ -273,8 +292,11 @@ static void *warm_thread(void *context)
 
 int warm_pool_start(struct session_manager *m, struct error *e)
 {
-	if (!m->config.pool_size)
+	if (!m->config.pool_size && !m->config.spares)
 		return 0;
+	int ready = m->config.spares ? spare_init(m, e) : 0;
+	if (ready < 0)
+		return ready;
 	struct warm_pool *pool = calloc(1, sizeof(*pool));
 	if (!pool)
 		return error_set_errno(e, ENOMEM, "warm pool");
@@ -301,6 +323,7 @@ void warm_pool_stop(struct session_manager *m)
 		pthread_join(pool->thread, NULL);
 	while (warm_pool_evict(m))
 		;
+	spare_end(m);
 	m->warm = NULL;
 	pthread_cond_destroy(&pool->changed);
 	pthread_mutex_destroy(&pool->mutex);

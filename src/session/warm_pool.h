@@ -20,6 +20,8 @@ void warm_pool_stop(struct session_manager *m);
 struct sandbox *warm_pool_take(struct session_manager *m, const char *template_id);
 /* Ends one pooled sandbox to make room; false if there was none. */
 int warm_pool_evict(struct session_manager *m);
+/* Something was taken: its thread looks whether there is something to fill. */
+void warm_pool_poke(struct session_manager *m);
 /* The default template has changed. */
 void warm_pool_refresh(struct session_manager *m);
 unsigned warm_pool_ready(struct session_manager *m);

@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,8 +42,11 @@ struct vmm {
 	pid_t pid;
 	int pidfd;
 	struct qmp qmp;
+	int memory_channel; /* of a spare that has no memory yet, else -1 */
 	struct buf console; /* what was taken out of QEMU's ring so far */
 };
+
+enum start { START_BOOT, START_INCOMING, START_SPARE };
 
 static struct vmm *vmm_new(const struct vmm_host *host, const char *sandbox_id, struct error *e)
 {
@@ -54,6 +58,7 @@ static struct vmm *vmm_new(const struct vmm_host *host, const char *sandbox_id, 
 	}
 	vmm->helper = host->helper;
 	vmm->pidfd = -1;
+	vmm->memory_channel = -1;
 	qmp_init(&vmm->qmp);
 	if (text_copy(vmm->id, sizeof(vmm->id), sandbox_id) < 0) {
 		error_set(e, ERROR_INVALID, "sandbox id %.32s… is too long", sandbox_id);
@@ -71,6 +76,8 @@ void vmm_free(struct vmm *vmm)
 	buf_free(&vmm->console);
 	if (vmm->pidfd >= 0)
 		close(vmm->pidfd);
+	if (vmm->memory_channel >= 0)
+		close(vmm->memory_channel);
 	free(vmm);
 }
 
@@ -108,11 +115,12 @@ static int write_only(int fd, int *ret, struct error *e)
 	return *ret < 0 ? error_set_errno(e, errno, "open a file for writing") : 0;
 }
 
-static int start_process(struct vmm *vmm, const struct vmm_host *host, const struct vmm_config *config, int incoming,
+static int start_process(struct vmm *vmm, const struct vmm_host *host, const struct vmm_config *config, enum start kind,
                          struct error *e)
 {
 	CLEANUP_CLOSE int control = -1;
 	CLEANUP_CLOSE int console = -1;
+	CLEANUP_CLOSE int channel = -1;
 	struct qemu_arguments a;
 	struct host_sandbox_spec spec;
 	int r = 0;
@@ -122,7 +130,14 @@ static int start_process(struct vmm *vmm, const struct vmm_host *host, const str
 	control = qmp_listen(config->runtime_dir, CONTROL_SOCKET, e);
 	if (control < 0)
 		return control;
-	r = qemu_arguments_make(&a, host, config, control, console, incoming, e);
+	if (kind == START_SPARE) {
+		int ends[2];
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+			return error_set_errno(e, errno, "channel to a spare");
+		vmm->memory_channel = ends[0];
+		channel = ends[1];
+	}
+	r = qemu_arguments_make(&a, host, config, control, console, channel, kind != START_BOOT, e);
 	if (r < 0)
 		return r;
 	spec = (struct host_sandbox_spec){
@@ -141,7 +156,7 @@ static int start_process(struct vmm *vmm, const struct vmm_host *host, const str
 	return r;
 }
 
-static int start(const struct vmm_host *host, const struct vmm_config *config, int incoming, struct vmm **ret,
+static int start(const struct vmm_host *host, const struct vmm_config *config, enum start kind, struct vmm **ret,
                  struct error *e)
 {
 	struct vmm *vmm = vmm_new(host, config->sandbox_id, e);
@@ -150,13 +165,13 @@ static int start(const struct vmm_host *host, const struct vmm_config *config, i
 	*ret = NULL;
 	if (!vmm)
 		return e ? error_code_errno(e->code) : -ENOMEM;
-	r = start_process(vmm, host, config, incoming, e);
+	r = start_process(vmm, host, config, kind, e);
 	if (r == 0) {
 		r = qmp_connect(&vmm->qmp, config->runtime_dir, CONTROL_SOCKET, vmm->pidfd, START_TIMEOUT_MS, e);
 		if (r == 0 && strcmp(vmm->qmp.version, host->version) != 0)
 			r = error_set(e, ERROR_UNAVAILABLE, "QEMU is version %s now, was %s when this process started; restart it",
 			              vmm->qmp.version, host->version);
-		if (r == 0 && !incoming)
+		if (r == 0 && kind == START_BOOT)
 			r = vmm_run(vmm, e);
 		if (r < 0) {
 			with_output(vmm, r, e);
@@ -173,12 +188,40 @@ static int start(const struct vmm_host *host, const struct vmm_config *config, i
 
 int vmm_boot(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e)
 {
-	return start(host, config, 0, ret, e);
+	return start(host, config, START_BOOT, ret, e);
 }
 
 int vmm_prepare(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e)
 {
-	return start(host, config, 1, ret, e);
+	return start(host, config, START_INCOMING, ret, e);
+}
+
+int vmm_prepare_spare(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e)
+{
+	return start(host, config, START_SPARE, ret, e);
+}
+
+int vmm_give_memory(struct vmm *vmm, int memory_fd, struct error *e)
+{
+	CLEANUP_CLOSE int channel = TAKE_FD(vmm->memory_channel);
+	int32_t answer = 0;
+	int r;
+
+	if (channel < 0)
+		return error_set(e, ERROR_CONFLICT, "this VMM waits for no memory");
+	r = fd_send_message(channel, "m", 1, &memory_fd, 1);
+	if (r == 0) {
+		struct pollfd p = {.fd = channel, .events = POLLIN};
+		do
+			r = poll(&p, 1, COMMAND_TIMEOUT_MS);
+		while (r < 0 && errno == EINTR);
+		r = r > 0 ? 0 : r < 0 ? -errno : -ETIMEDOUT;
+	}
+	if (r == 0) {
+		ssize_t n = recv(channel, &answer, sizeof(answer), 0);
+		r = n == (ssize_t)sizeof(answer) ? -answer : n < 0 ? -errno : -EPIPE;
+	}
+	return r < 0 ? error_set_errno(e, r, "give memory to a spare VMM") : 0;
 }
 
 static int status(struct vmm *vmm, char *to, size_t size, struct error *e)

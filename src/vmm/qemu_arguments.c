@@ -107,7 +107,8 @@ static int check(const struct vmm_config *config, int incoming, struct error *e)
 	return 0;
 }
 
-static void append_machine(struct qemu_arguments *a, const struct vmm_host *host, const struct vmm_config *config)
+static void append_machine(struct qemu_arguments *a, const struct vmm_host *host, const struct vmm_config *config,
+                           int memory_channel_fd)
 {
 	unsigned long long mib = config->memory_bytes / MIB;
 
@@ -140,8 +141,12 @@ static void append_machine(struct qemu_arguments *a, const struct vmm_host *host
 	append(a, "-m");
 	append_format(a, "%lluM", mib);
 	append(a, "-object");
-	append_format(a, "memory-backend-file,id=ram,mem-path=/space/fd/%d,share=off,size=%lluM",
-	              append_fd(a, config->memory_fd), mib);
+	int memory = append_fd(a, config->memory_fd);
+	if (memory_channel_fd >= 0)
+		append_format(a, "memory-backend-file,id=ram,mem-path=/space/fd/%d+%d,share=off,size=%lluM", memory,
+		              append_fd(a, memory_channel_fd), mib);
+	else
+		append_format(a, "memory-backend-file,id=ram,mem-path=/space/fd/%d,share=off,size=%lluM", memory, mib);
 }
 
 /*
@@ -233,14 +238,14 @@ static int finish(struct qemu_arguments *a, struct error *e)
 }
 
 int qemu_arguments_make(struct qemu_arguments *a, const struct vmm_host *host, const struct vmm_config *config,
-                        int control_fd, int console_fd, int incoming, struct error *e)
+                        int control_fd, int console_fd, int memory_channel_fd, int incoming, struct error *e)
 {
 	int r = check(config, incoming, e);
 
 	memset(a, 0, sizeof(*a));
 	if (r < 0)
 		return r;
-	append_machine(a, host, config);
+	append_machine(a, host, config, memory_channel_fd);
 	append_devices(a, config->disk_fd, console_fd);
 	append_control(a, control_fd, ",server=on,wait=off");
 	if (incoming) {

@@ -25,9 +25,10 @@ struct qemu_arguments {
 };
 
 /* Checks the configuration and fills *a. `console_fd` (-1: ring) must be open for writing only; `control_fd` is a
- * listening socket. `incoming`: wait for device state rather than boot. */
+ * listening socket. `memory_channel_fd` (-1: none) is the shim's end of the pair that brings other memory. `incoming`:
+ * wait for device state rather than boot. */
 int qemu_arguments_make(struct qemu_arguments *a, const struct vmm_host *host, const struct vmm_config *config,
-                        int control_fd, int console_fd, int incoming, struct error *e);
+                        int control_fd, int console_fd, int memory_channel_fd, int incoming, struct error *e);
 /* A QEMU without a machine whose control socket is the connected `control_fd`. */
 int qemu_arguments_probe(struct qemu_arguments *a, int control_fd, struct error *e);
 void qemu_arguments_free(struct qemu_arguments *a);

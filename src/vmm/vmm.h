@@ -49,6 +49,10 @@ struct vmm_config {
 int vmm_boot(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e);
 /* Starts a VMM that waits for device state (can be kept in this condition for a pool). */
 int vmm_prepare(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e);
+/* The same with a placeholder for memory, an empty file of memory_bytes: a spare, which can become any sandbox of its
+ * size. vmm_give_memory() must follow before vmm_load(), once; the disk must have its content by then as well. */
+int vmm_prepare_spare(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e);
+int vmm_give_memory(struct vmm *vmm, int memory_fd, struct error *e);
 /* Loads device state into a prepared VMM; the guest stays stopped. */
 int vmm_load(struct vmm *vmm, int state_fd, struct error *e);
 /* Takes hold again of a VMM that an earlier process started. */

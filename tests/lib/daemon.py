@@ -55,7 +55,7 @@ class Daemon:
         self.port = hostside.PORT_FIRST + index
         self.log = self.home / "spaced.log"
         self.uid_first = hostside.UID_FIRST + index * hostside.UIDS_PER_DAEMON
-        self.settings = {"pool_size": 0, "snapshot_interval": 0, "storage_size": "24G", "log_level": "debug",
+        self.settings = {"pool_size": 0, "spares": 0, "snapshot_interval": 0, "storage_size": "24G", "log_level": "debug",
                          **(settings or {})}
         self.process = None
         self.programs = None
