@@ -239,14 +239,28 @@ int identity_set_ids(const char *session, const char *sandbox, const char *templ
 	return 0;
 }
 
-/* Writes by way of a new file, without fsync: the disk's own ordering is enough for what is derived from host state.
- * An unchanged file is not touched, so that an idle session stays unchanged. */
+/* True if the file was there, plain and nobody else's name for something, and has the new text now. */
+static int write_in_place(const char *path, const char *text, size_t size)
+{
+	struct stat st;
+	CLEANUP_CLOSE int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_nlink != 1)
+		return 0;
+	return fd_pwrite_full(fd, text, size, 0) == 0 && ((off_t)size >= st.st_size || ftruncate(fd, (off_t)size) == 0);
+}
+
+/* Without fsync: the disk's own ordering is enough for what is derived from host state. An unchanged file is not
+ * touched, so that an idle session stays unchanged. A new identity is given while users' processes stand still, so
+ * nobody sees a file half written; writing in place costs a tenth of a new file and a rename (measured on ext4 in a
+ * translated guest: 0.7 ms against 8), three times on the way to every restored session. */
 static int replace_file(const char *path, const char *text, size_t size, struct error *e)
 {
 	CLEANUP_FREE char *old = NULL;
 	size_t old_size = 0;
 	if (fd_read_file(AT_FDCWD, path, HOSTS_BYTES_MAX, &old, &old_size) == 0 && old_size == size &&
 	    memcmp(old, text, size) == 0)
+		return 0;
+	if (write_in_place(path, text, size))
 		return 0;
 	char temporary[256];
 	text_format(temporary, sizeof(temporary), "%s.space-new", path);
