@@ -48,7 +48,7 @@ data["after"] = ask()["n"]
 print(json.dumps(data))
 '''
 
-# Draws random numbers from the kernel; prints those it has with their sequence numbers on a connection.
+# Draws random numbers from the kernel; prints those it has, with number and the time before each draw, on a connection.
 RANDOM = r'''
 import os, socket, threading, time, json
 values = []
@@ -59,12 +59,13 @@ server.listen(8)
 def answer():
     while True:
         peer, _ = server.accept()
-        peer.sendall(json.dumps(values[-4000:]).encode())
+        peer.sendall(json.dumps(values[-2000:]).encode())
         peer.close()
 threading.Thread(target=answer, daemon=True).start()
 while True:
-    values.append((len(values), os.getrandom(16).hex()))
-    time.sleep(0.002)
+    now = time.time()
+    values.append((len(values), os.getrandom(16).hex(), now))
+    time.sleep(0.01)
 '''
 
 ASK_RANDOM = r'''
@@ -73,6 +74,9 @@ s = socket.socket(socket.AF_UNIX)
 s.connect("/tmp/random.sock")
 sys.stdout.write(s.makefile().read())
 '''
+
+# Numbered lines, steadily.
+TICKER = ["python3", "-u", "-c", "import time\nn = 0\nwhile True: n += 1; print(n); time.sleep(0.02)"]
 
 # A web server that tells which guest it runs in; /count counts its requests; echoes bodies; redirects.
 WEB = r'''
@@ -244,7 +248,7 @@ for at in range(0, os.path.getsize("/home/user/direct"), 4096):
         f.seek(at); page = f.read(4080)
     assert len(set(page[i:i + 20] for i in range(0, 4080, 20))) == 1, "torn direct write at %d" % at
 END
-dmesg 2>/dev/null | grep -i -E 'ext4.*(error|corrupt|warning)|i/o error' && exit 9
+sudo -n dmesg | grep -i -E 'ext4.*(error|corrupt|warning)|i/o error' && exit 9
 true
 '''
 

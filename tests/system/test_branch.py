@@ -1,4 +1,5 @@
 """Branches share nothing with their origin but the past, and the origin does not notice them."""
+import datetime
 import json
 import struct
 import threading
@@ -11,6 +12,10 @@ import guests
 COUNT = 8
 
 
+def moment(snapshot):
+    return datetime.datetime.fromisoformat(snapshot["created_at"].replace("Z", "+00:00")).timestamp()
+
+
 @pytest.mark.limit(180)
 def test_nothing_secret_or_random_is_shared(api, session):
     """Kernel random numbers, ids, tokens, machine ids, host names: no value twice in origin and eight branches."""
@@ -18,7 +23,6 @@ def test_nothing_secret_or_random_is_shared(api, session):
     api.write(session, "/tmp/ask.py", guests.ASK_RANDOM.encode())
     guests.wait_for(lambda: api.exec(session, "test -S /tmp/random.sock").code == 0)
     time.sleep(1)
-    at_snapshot = json.loads(api.out(session, ["python3", "/tmp/ask.py"]))[-1][0]
     branches = [entry["id"] for entry in api.branch(session, COUNT)]
     assert len(set(branches)) == COUNT
     everyone = [session, *branches]
@@ -31,22 +35,19 @@ def test_nothing_secret_or_random_is_shared(api, session):
         assert len(set(values)) == len(everyone), (column, values)
     tokens = [api.get(one).get("access_token") or one for one in everyone]
     assert len(set(tokens)) == len(everyone)
-    drawn = {}
-    common = None
+    instant = moment([entry for entry in api.history(session)["snapshots"] if entry["kind"] == "branch"][-1])
+    owners = {}
     for one in everyone:
-        values = {number: value for number, value in json.loads(api.out(one, ["python3", "/tmp/ask.py"]))}
-        drawn[one] = values
-        common = set(values) if common is None else common & set(values)
-    # Numbers are drawn in one sequence up to the instant, in different ones from there.
-    seen = {}
-    instant = max([number for number in common if len({drawn[one][number] for one in branches}) == 1], default=-1)
-    assert instant >= at_snapshot - 2000
-    for one in everyone:
-        after = {value for number, value in drawn[one].items() if number > instant}
-        assert after, one
-        for value in after:
-            assert value not in seen, f"{one} and {seen[value]} drew the same number"
-            seen[value] = one
+        for _, value, drawn_at in json.loads(api.out(one, ["python3", "/tmp/ask.py"])):
+            owners.setdefault(value, []).append((one, drawn_at))
+    after = [one for owner in owners.values() for one, drawn_at in owner if drawn_at > instant]
+    assert set(after) == set(everyone)  # each has gone on drawing
+    shared = {value: owner for value, owner in owners.items() if len(owner) > 1}
+    assert shared, "no past in common"
+    # A draw that had begun when the guest was stopped may end in all of them; none that began later may.
+    late = [(drawn_at - instant, len(owner)) for owner in shared.values() for _, drawn_at in owner
+            if drawn_at > instant + 0.05]
+    assert not late, late[:10]
 
 
 def test_clock_of_branches_of_a_suspended_session(api, session):
@@ -68,10 +69,9 @@ def test_clock_of_branches_of_a_suspended_session(api, session):
 def test_open_streams_of_the_origin_go_on(api, session):
     """An exec, a terminal and a WebSocket through a port lose and repeat nothing while the origin branches."""
     guests.background(api, session, guests.WEBSOCKET, "ticks", (8765,))
-    numbers = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"
     guests.wait_for(lambda: api.exec(session, "grep -q ':223D ' /proc/net/tcp").code == 0)
-    pid, exec_stream = api.start(session, numbers)
-    shell, pty_stream = api.start(session, ["/bin/sh", "-c", numbers], pty=(80, 24))
+    pid, exec_stream = api.start(session, guests.TICKER)
+    shell, pty_stream = api.start(session, guests.TICKER, pty=(80, 24))
     socket = api.websocket(session, 8765, "/ticks", timeout=20)
     collected = {"exec": [], "pty": [], "websocket": []}
     gaps = {"websocket": 0.0}
@@ -117,7 +117,7 @@ def test_open_streams_of_the_origin_go_on(api, session):
     socket.close()
     for name, values in collected.items():
         assert isinstance(values, list) and all(isinstance(value, int) for value in values), (name, values)
-        assert len(values) > 60, (name, len(values))
+        assert len(values) > 30, (name, len(values))
         assert values == list(range(values[0], values[0] + len(values))), name
     assert len(branches) == COUNT and len(more) == 1
     api.kill(session, pid)
