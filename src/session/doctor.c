@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include "session/internal.h"
+#include "session/spare.h"
 #include "session/warm_pool.h"
 
 #define FILES_WANTED 4096
@@ -68,8 +69,9 @@ static void add_counts(struct session_manager *m, json_t *checks)
 	pthread_mutex_lock(&m->mutex);
 	unsigned sandboxes = m->sandboxes;
 	pthread_mutex_unlock(&m->mutex);
-	text_format(text, sizeof(text), "%u of at most %u, %u of them in the warm pool (size %u)", sandboxes,
-	            m->config.sandboxes_max, warm_pool_ready(m), m->config.pool_size);
+	text_format(text, sizeof(text), "%u of at most %u, %u of them in the warm pool (size %u), %u spare VMMs (of %u)",
+	            sandboxes, m->config.sandboxes_max, warm_pool_ready(m), m->config.pool_size, spare_ready(m),
+	            m->config.spares);
 	add(checks, "sandboxes", sandboxes < m->config.sandboxes_max ? "ok" : "warn", text);
 }
 

@@ -189,8 +189,11 @@ int remove_session(struct session_manager *m, struct session *s, struct error *e
 int update_session(struct session_manager *m, struct session *s, const json_t *params, struct error *e);
 /* The VMM is gone or the guest no longer answers: takes the sandbox away and makes the session `suspended`. */
 void session_lost(struct session_manager *m, struct session *s, const char *code, const char *text);
-/* With the turn held: if the VMM has ended and nobody has looked at that yet, does so now. True if it was lost. */
-int session_notice_end(struct session_manager *m, struct session *s);
+/* With the turn held: if the VMM has ended and nobody has looked at that yet, does so now. True if it was lost. A
+ * killed process closes its sockets before its pidfd tells its end, so what failed with ERROR_UNAVAILABLE gives it a
+ * moment (SESSION_END_WAIT_MS). */
+#define SESSION_END_WAIT_MS 500
+int session_notice_end(struct session_manager *m, struct session *s, int wait_ms);
 
 /* sandbox.c */
 /* Opens what a session would wake from and makes sure that its files are what they were. */

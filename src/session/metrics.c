@@ -4,6 +4,7 @@
 
 #include "base/buf.h"
 #include "session/internal.h"
+#include "session/spare.h"
 #include "session/warm_pool.h"
 
 static const uint64_t stall_limits_us[METRICS_STALL_BUCKETS] = {2500,  5000,   10000,  25000,
@@ -104,6 +105,11 @@ int session_metrics(struct session_manager *m, struct buf *ret)
 	          atomic_load(&metrics->warm_hits));
 	write_one(ret, "space_warm_pool_misses_total", "counter", "Creates that restored a sandbox.",
 	          atomic_load(&metrics->warm_misses));
+	write_one(ret, "space_spares_ready", "gauge", "VMMs started up for restores to come.", spare_ready(m));
+	write_one(ret, "space_spare_hits_total", "counter", "Restores that found a started VMM.",
+	          atomic_load(&metrics->spare_hits));
+	write_one(ret, "space_spare_misses_total", "counter", "Restores that had to start one.",
+	          atomic_load(&metrics->spare_misses));
 	write_one(ret, "space_snapshots", "gauge", "Snapshots kept.", snapshots);
 	write_one(ret, "space_snapshot_bytes", "gauge", "Bytes that snapshots have stored.", stored);
 	write_one(ret, "space_snapshots_total", "counter", "Snapshots committed.", atomic_load(&metrics->snapshots_taken));

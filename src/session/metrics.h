@@ -21,6 +21,8 @@ struct metrics {
 	_Atomic uint64_t snapshot_changed_bytes;
 	_Atomic uint64_t warm_hits;
 	_Atomic uint64_t warm_misses;
+	_Atomic uint64_t spare_hits;
+	_Atomic uint64_t spare_misses;
 	_Atomic uint64_t lost;    /* sandboxes that ended by themselves */
 	_Atomic uint64_t damaged; /* wakes refused because of damaged files */
 	_Atomic uint64_t timeouts;

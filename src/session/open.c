@@ -12,11 +12,11 @@
 /* A guest that is gone when it should resume is woken from its head, as it would be a moment later. */
 int session_make_run(struct session_manager *m, struct session *s, struct error *e)
 {
-	session_notice_end(m, s);
+	session_notice_end(m, s, 0);
 	int r = 0;
 	if (s->state == STATE_PAUSED) {
 		r = resume_session(m, s, e);
-		if (r < 0 && session_notice_end(m, s))
+		if (r < 0 && session_notice_end(m, s, SESSION_END_WAIT_MS))
 			r = 0;
 	}
 	return r == 0 && s->state == STATE_SUSPENDED ? wake_session(m, s, e) : r;
@@ -25,7 +25,7 @@ int session_make_run(struct session_manager *m, struct session *s, struct error 
 /* With the turn held: whatever gets it running. */
 static int make_it_run(struct session_manager *m, struct session *s, int wake, struct error *e)
 {
-	session_notice_end(m, s);
+	session_notice_end(m, s, 0);
 	if (s->state == STATE_RUNNING)
 		return 0;
 	if (s->state == STATE_DELETING)
@@ -127,7 +127,7 @@ int session_open(struct session_manager *m, const struct session_caller *who, co
 		 * guest is in trouble. */
 		if (session_turn_begin(s, NULL) < 0)
 			break;
-		session_notice_end(m, s);
+		session_notice_end(m, s, r == -EAGAIN ? 0 : SESSION_END_WAIT_MS);
 		session_turn_end(s);
 		char now[ID_BYTES];
 		if (r != -EAGAIN && running_sandbox(s, now) && strcmp(now, sandbox_id) == 0)

@@ -214,6 +214,7 @@ int sandbox_new(struct session_manager *m, const struct base *base, struct sandb
 			return r;
 		}
 	}
+	atomic_fetch_add(sandbox->vmm ? &m->metrics.spare_hits : &m->metrics.spare_misses, 1);
 	warm_pool_poke(m);
 	memcpy(sandbox->row.base, base->id, sizeof(sandbox->row.base));
 	memcpy(sandbox->row.base_sum, base->manifest_sum, sizeof(sandbox->row.base_sum));

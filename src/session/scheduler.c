@@ -189,7 +189,7 @@ static void ended_work(void *context)
 	struct task *task = context;
 	struct session *s = task->s;
 	if (session_turn_begin(s, NULL) == 0) {
-		session_notice_end(task->m, s);
+		session_notice_end(task->m, s, 0);
 		session_turn_end(s);
 	}
 	task_done(task);

@@ -144,7 +144,7 @@ static int do_in_turn(struct session_manager *m, struct session *s, enum session
 			return r;
 	}
 	/* Nobody may take a sandbox that has ended for one that was suspended. */
-	if (session_notice_end(m, s) && (verb == SESSION_SUSPEND || verb == SESSION_PAUSE))
+	if (session_notice_end(m, s, 0) && (verb == SESSION_SUSPEND || verb == SESSION_PAUSE))
 		return error_set(e, ERROR_UNAVAILABLE, "session %s: %s", s->id, s->row.reason);
 	enum state_action action = state_rule(s->state, verb)->action;
 	int r = 0;
@@ -153,7 +153,7 @@ static int do_in_turn(struct session_manager *m, struct session *s, enum session
 	if (action == STATE_DO)
 		r = perform(m, s, verb, params, ret, &resumed, e);
 	if (r < 0)
-		session_notice_end(m, s);
+		session_notice_end(m, s, r == error_code_errno(ERROR_UNAVAILABLE) ? SESSION_END_WAIT_MS : 0);
 	if (r == 0 && !*ret) {
 		*ret = session_json_of(m, s, 1);
 		if (*ret && (verb == SESSION_WAKE || verb == SESSION_CONNECT))

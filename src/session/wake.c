@@ -219,7 +219,7 @@ void session_lost(struct session_manager *m, struct session *s, const char *code
 	event_session(m, "session.lost", &s->row, json_pack("{s:s}", "cause", code));
 }
 
-int session_notice_end(struct session_manager *m, struct session *s)
+int session_notice_end(struct session_manager *m, struct session *s, int wait_ms)
 {
 	static const struct {
 		const char *code;
@@ -234,7 +234,7 @@ int session_notice_end(struct session_manager *m, struct session *s)
 	if (!s->sandbox)
 		return 0;
 	struct pollfd ended = {.fd = vmm_pidfd(s->sandbox->vmm), .events = POLLIN};
-	if (poll(&ended, 1, 0) <= 0)
+	if (poll(&ended, 1, wait_ms) <= 0)
 		return 0;
 	enum vmm_exit reason = vmm_exit_reason(s->sandbox->vmm);
 	session_lost(m, s, reasons[reason].code, reasons[reason].text);
