@@ -180,7 +180,7 @@ int head_parse(struct head *h, char *data, size_t size)
 	if (h->parser.http_major != 1)
 		return 505;
 	h->is_http_1_0 = h->parser.http_minor == 0;
-	char *blank = strchr(data, ' ');
+	char *blank = memchr(data, ' ', size);
 	if (!blank)
 		return 400;
 	*blank = '\0';
