@@ -97,7 +97,7 @@ ssize_t head_find_end(const char *data, size_t size, size_t *scanned)
 }
 
 /* Terminates names and values; all separators are where llhttp and head_find_end() saw them. */
-static int finish_fields(struct head *h)
+static int finish_fields(struct head *h, const char *limit)
 {
 	for (size_t i = 0; i < h->field_count; i++) {
 		char *value = h->fields[i].value;
@@ -109,9 +109,9 @@ static int finish_fields(struct head *h)
 		*value++ = '\0';
 		while (*value == ' ' || *value == '\t')
 			value++;
-		char *end = strchr(value, '\r');
+		char *end = memchr(value, '\r', (size_t)(limit - value));
 		if (!end)
-			end = value + strlen(value);
+			return 400;
 		while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
 			end--;
 		*end = '\0';
@@ -188,7 +188,7 @@ int head_parse(struct head *h, char *data, size_t size)
 	int status = cut_target(h);
 	if (status)
 		return status;
-	status = finish_fields(h);
+	status = finish_fields(h, data + size);
 	if (status)
 		return status;
 	const char *connection = head_field(h, "connection");
