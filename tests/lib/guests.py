@@ -59,7 +59,7 @@ server.listen(8)
 def answer():
     while True:
         peer, _ = server.accept()
-        peer.sendall(json.dumps(values[-2000:]).encode())
+        peer.sendall(json.dumps(values[-20000:]).encode())
         peer.close()
 threading.Thread(target=answer, daemon=True).start()
 while True:

@@ -41,8 +41,13 @@ def test_controlling_terminal_and_job_control(api, session):
     result = type_in(api, session, pid, stream, b"\x03", b"^C")
     result = type_in(api, session, pid, stream, b"echo after-$?\n", b"after-130")
     result = type_in(api, session, pid, stream, b"echo -n x > /dev/tty && echo wrote-$((1+1))\n", b"wrote-2")
-    api.send_input(session, pid, b"\x04", channel="pty")  # end of input ends the shell
-    assert api.collect(stream).end is not None
+    api.send_input(session, pid, b"exit 3\n", channel="pty")
+    assert api.collect(stream).code == 3
+    # End of input, where the terminal itself reads lines, ends the reader.
+    pid, stream = open_terminal(api, session, ("/bin/sh", "-c", "echo ready; cat; echo end-$?"))
+    api.collect(stream, until=lambda result: b"ready" in result.pty)
+    api.send_input(session, pid, b"\x04", channel="pty")
+    assert b"end-0" in api.collect(stream).pty
 
 
 def test_user_is_the_same_as_of_commands(api, session):
