@@ -110,9 +110,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(200, socket.gethostname().encode())
     do_HEAD = do_GET
     def do_POST(self):
-        Handler.count += 1
         size = int(self.headers.get("Content-Length") or 0)
         if self.path.startswith("/redirect/"): self.rfile.read(size); return self.do_GET()
+        Handler.count += 1
         import hashlib
         digest = hashlib.sha256()
         while size:
