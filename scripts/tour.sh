@@ -14,7 +14,7 @@ tidy() {
 	for id in $session $branch; do space rm "$id" >/dev/null 2>&1 || true; done
 }
 trap tidy EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT TERM HUP PIPE
 
 # show WHAT WORD…: runs space WORD…, prints command, answer and time; the answer stays in $answer.
 show() {
@@ -37,20 +37,13 @@ show() {
 	[ "$status" = 0 ] || die "  that failed with status $status"
 }
 
-counter='
-import time
-n = 0
-while True:
-    n += 1
-    open("/home/user/count", "w").write(str(n))
-    time.sleep(0.05)
-'
+counter='i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.1; done'
 
 echo "${bold}A tour of the main job${plain}"
 show "create a session" create --label purpose=tour
 session=$answer
 show "run code in it" exec "$session" -- python3 -c 'print(6 * 7)'
-show "leave a program running" exec "$session" -- sh -c "echo one > note; nohup python3 -c '$counter' >/dev/null 2>&1 & sleep 0.5"
+show "leave a program running" exec "$session" -- sh -c "echo one > note; ($counter) & sleep 0.5"
 show "pause it" pause "$session"
 show "resume it" resume "$session"
 show "take a snapshot" snapshot "$session" --name first
@@ -70,11 +63,12 @@ branch=
 echo
 echo "${bold}Done in $(seconds $(($(now_ms) - total_start))).${plain} spaced goes on running; type next:"
 command=$programs/space
-! command -v space >/dev/null 2>&1 || command=space
-cat <<END
-  $command run -- python3 -c 'print("hello")'     a session for one command
-  $command create                                  prints the id of a new session
-  $command shell ID                                a terminal in it
-  $command help                                    everything else
-  make down                                        stop spaced, keep the sessions
-END
+for folder in /usr/local/bin /usr/bin; do [ ! -x "$folder/space" ] || command=space; done
+next() {
+	printf '  %-60s %s\n' "$1" "$2"
+}
+next "$command run -- python3 -c 'print(\"hello\")'" "a session for one command"
+next "$command create" "prints the id of a new session"
+next "$command shell ID" "a terminal in it"
+next "$command help" "everything else"
+next "make down" "stop spaced, keep the sessions"
