@@ -215,6 +215,10 @@ def main():
     interrupted = False
     with hostside.one_run_at_a_time():
         hostside.remove_leftovers()
+        # The suites of one run share the default template: it is built once, by the first that needs it.
+        own_cache = pathlib.Path(f"/var/tmp/space-test-template-{hostside.SLOT}")
+        shutil.rmtree(own_cache, ignore_errors=True)
+        os.environ.setdefault("SPACE_TEST_CACHE", str(own_cache))
         try:
             run(sys.argv[1:], totals)
         except KeyboardInterrupt:
@@ -224,6 +228,7 @@ def main():
             if not os.environ.get("SPACE_TEST_KEEP"):
                 for text in hostside.remove_leftovers():
                     totals.fail(f"left behind: {text}")
+            shutil.rmtree(own_cache, ignore_errors=True)
     if totals.skipped:
         say("skipped")
         for label, reason in totals.skipped:
