@@ -93,13 +93,22 @@ class Model:
             return api.verb(session, verb)
         return None
 
+    def read_number(self):
+        """None while the death of its VMM has not been noticed yet, which may take a moment."""
+        try:
+            return int(self.api.out(self.session, "cat /home/user/number", timeout=30))
+        except ApiError as error:
+            if error.status != 503:
+                raise
+            return None
+
     def check(self):
         """After the crash: the session runs on, or wakes from the last snapshot that was reported."""
         if self.session is None:
             return
         state = self.api.get(self.session)
         assert state["state"] in ("running", "paused", "suspended"), state
-        number = int(self.api.out(self.session, "cat /home/user/number", timeout=30))
+        number = guests.wait_for(self.read_number, timeout=guests.patient(10))
         legal = range(self.durable, self.written + 1)
         rewinding = getattr(self, "rewinding", None)
         assert number in legal or (rewinding and number in (*rewinding, *self.snapshots.values())), \

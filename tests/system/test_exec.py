@@ -157,7 +157,7 @@ def test_timeout_ends_the_group(api, session):
     result = timed_out(api, session, "echo begun; python3 -m http.server 8000 & sleep 1000 & wait", 1500)
     assert time.monotonic() - started < guests.patient(8)
     assert b"begun" in result.out
-    guests.wait_for(lambda: api.exec(session, "pgrep -f http.server").code == 1, timeout=10)
+    guests.wait_for(lambda: api.exec(session, "pgrep -f '[h]ttp.server'").code == 1, timeout=10)
     assert api.exec(session, "pgrep -x sleep").code == 1
     timed_out(api, session, "trap '' TERM; sleep 1000; echo survived; sleep 1000", 1000)
     assert api.exec(session, "sleep 1.2; echo in time", timeout_ms=0).out == b"in time\n"
