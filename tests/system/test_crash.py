@@ -98,7 +98,7 @@ class Model:
         try:
             return int(self.api.out(self.session, "cat /home/user/number", timeout=30))
         except ApiError as error:
-            if error.status != 503:
+            if error.status not in (502, 503):
                 raise
             return None
 
