@@ -269,7 +269,11 @@ class Daemon:
         return done
 
 
-def census_difference(before, after, fd_slack=16):
+# The worker keeps up to 32 connections to the helper (CLIENT_CONNECTIONS_MAX), and a few to the database.
+FD_SLACK = 36
+
+
+def census_difference(before, after, fd_slack=FD_SLACK):
     """What is in `after` and was not in `before`, as text; "" if nothing."""
     texts = []
     for key, old in before.items():
