@@ -197,13 +197,14 @@ while True:
 # Four writers that never sync on purpose, except SQLite as it sees fit.
 WRITERS = {
     "direct": r'''
-import mmap, os
+import mmap, os, time
 fd = os.open("/home/user/direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
 page = mmap.mmap(-1, 4096)
 n = 0
 while True:
     n += 1
     page.seek(0); page.write((b"%020d" % n) * 204); os.pwrite(fd, page, (n % 512) * 4096)
+    time.sleep(0.02)
 ''',
     "buffered": r'''
 import time
@@ -212,7 +213,7 @@ n = 0
 while True:
     n += 1
     out.write("%d\n" % n)
-    if n % 50 == 0: out.flush(); time.sleep(0.005)
+    if n % 50 == 0: out.flush(); time.sleep(0.02)
 ''',
     "sqlite": r'''
 import sqlite3, time
@@ -222,14 +223,14 @@ n = db.execute("SELECT COALESCE(MAX(n), 0) FROM t").fetchone()[0]
 while True:
     n += 1
     db.execute("INSERT INTO t VALUES (?, randomblob(200))", (n,))
-    time.sleep(0.01)
+    time.sleep(0.03)
 ''',
 }
 GIT_WRITER = r'''
 mkdir -p /home/user/repo && cd /home/user/repo && git init -q . && git config user.email a@b && git config user.name n &&
 git config gc.auto 0
 n=0
-while :; do n=$((n+1)); echo $n > f; git add f; git commit -q -m $n; sleep 0.05; done
+while :; do n=$((n+1)); echo $n > f; git add f; git commit -q -m $n; sleep 0.3; done
 '''
 CHECK_WRITERS = r'''
 set -e
