@@ -32,6 +32,15 @@ def ensure_user(name="space"):
 def reachable_programs():
     """BIN, or a copy of it where the daemon's user and the VMMs' users may go (a home folder is often closed)."""
     path = BIN.resolve()
+    if SANITIZED:
+        # QEMU loads the shim and the guest runs the agent: neither has a sanitizer's run-time.
+        copy = hostside.BASE_DIR / "bin"
+        if not copy.exists():
+            hostside.BASE_DIR.mkdir(mode=0o755, exist_ok=True)
+            shutil.copytree(path, copy)
+            for name in ("space-agent", "libspace-vmm-shim.so"):
+                shutil.copy2(hostside.ROOT / "build-gcc" / "bin" / name, copy / name)
+        return copy
     if all(parent.stat().st_mode & 0o001 for parent in [path, *path.parents]):
         return path
     copy = hostside.BASE_DIR / "bin"
@@ -70,9 +79,6 @@ class Daemon:
                 "SPACE_CONFIG": str(self.home / "space.conf")}
 
     def agent(self):
-        """The guest's agent: a sanitizer's run-time is not in the guest, so there it is that of the plain build."""
-        if SANITIZED:
-            return hostside.ROOT / "build-gcc" / "bin" / "space-agent"
         return reachable_programs() / "space-agent"
 
     def prepare(self):

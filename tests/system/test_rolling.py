@@ -22,13 +22,16 @@ def rolling_of(api, session):
 @pytest.mark.limit(900)
 def test_rewind_to_each_of_the_last_ten(api, make):
     """O_DIRECT, buffered, git and SQLite writers; integrity is clean everywhere, the counter is the one of then."""
-    session = make(snapshot_interval_s=INTERVAL_S)
+    session = make()
+    api.write(session, "/tmp/check.sh", guests.CHECK_WRITERS.encode())
     guests.start_counter(api, session)
     for name, program in guests.WRITERS.items():
         guests.background(api, session, program, name)
     api.write(session, "/tmp/git.sh", guests.GIT_WRITER.encode())
     api.out(session, "nohup sh /tmp/git.sh >/tmp/git.out 2>&1 </dev/null &")
-    api.write(session, "/tmp/check.sh", guests.CHECK_WRITERS.encode())
+    guests.wait_for(lambda: api.exec(session, "test -f db.sqlite && git -C repo log -1 >/dev/null").code == 0)
+    # Every snapshot from here on has all that the checks need.
+    api.update(session, snapshot_interval_s=INTERVAL_S)
     guests.wait_for(lambda: len(rolling_of(api, session)) >= KEPT, timeout=120, pause=0.5)
     api.update(session, snapshot_interval_s=0)
     present = guests.ask_counter(api, session)
