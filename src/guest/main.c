@@ -6,11 +6,13 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/fd.h"
@@ -68,13 +70,15 @@ static int read_options(int argc, char **argv, struct options *o)
 }
 
 /* All signals are blocked in all threads: SIGCHLD is read from a descriptor, SIGPIPE becomes EPIPE, and what others
- * send to PID 1 does nothing. Dispositions are the default ones, so that children need not reset any. */
+ * send to PID 1 does nothing. Dispositions are the default ones, so that children need not reset any; the system call
+ * itself, since the C library keeps 32 and 33 to itself and whoever started the agent may ignore those too. */
 static void set_signals(void)
 {
 	sigset_t all;
-	struct sigaction standard = {.sa_handler = SIG_DFL};
+	/* As the kernel lays it out (sigaction(2), "C library/kernel differences"); all zero is SIG_DFL everywhere. */
+	static const uint64_t standard[4];
 	for (int i = 1; i < NSIG; i++)
-		sigaction(i, &standard, NULL);
+		syscall(SYS_rt_sigaction, i, standard, NULL, sizeof(uint64_t));
 	sigfillset(&all);
 	sigdelset(&all, SIGSEGV);
 	sigdelset(&all, SIGBUS);

@@ -42,13 +42,14 @@ class Answer:
 
 
 class Agent:
-    def __init__(self, user="root", token=None):
+    def __init__(self, user="root", token=None, prepare=None):
+        """prepare: called in the child before it becomes the agent."""
         self.port = free_port()
         self.user = user
         self.token = token
         self.log = open(f"/tmp/space-agent-{self.port}.log", "w+b")
         self.process = subprocess.Popen([PROGRAM, "--test", "--port", str(self.port)], stdout=self.log, stderr=self.log,
-                                        stdin=subprocess.DEVNULL)
+                                        stdin=subprocess.DEVNULL, preexec_fn=prepare)
         deadline = time.monotonic() + 10
         while True:
             try:

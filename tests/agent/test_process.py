@@ -2,9 +2,11 @@
 import base64
 import concurrent.futures
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
+import platform
 import pwd
 import re
 import signal
@@ -571,6 +573,24 @@ def test_user(agent):
     with pytest.raises(RpcError) as e:
         agent.run("true", headers=agent.basic("no-such-user"))
     assert "no-such-user" in e.value.message
+
+
+def ignore_all_signals():
+    """Also those that the C library keeps to itself (32, 33), so by the system call; rt_sigaction of x86-64."""
+    libc = ctypes.CDLL(None)
+    ignore = (ctypes.c_uint64 * 4)(1)
+    for number in range(1, 65):
+        libc.syscall(13, number, ignore, None, 8)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="knows the system call numbers of x86-64 only")
+def test_ignored_signals_are_not_inherited():
+    agent = ProcessAgent(prepare=ignore_all_signals)
+    try:
+        lines = agent.sh("grep -E 'Sig(Blk|Ign)' /proc/self/status").out.decode().split()
+        assert lines == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    finally:
+        agent.stop()
 
 
 def test_nothing_of_the_agent_leaks(agent):
