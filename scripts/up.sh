@@ -125,6 +125,9 @@ elif [ -r "$data_dir/.default-agent" ] &&
 	[ "$(sum_of "$programs/space-agent")" != "$(cat "$data_dir/.default-agent")" ]; then
 	echo "  the guest agent has changed since the default template was built"
 	build_template
+elif ! space --json doctor 2>/dev/null | grep -q '"name":"default template","status":"ok"'; then
+	echo "  the engine has changed since the default template was built"
+	build_template
 else
 	printf '  %-46s %s\n' "default template" "is there"
 fi

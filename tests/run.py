@@ -5,7 +5,10 @@ Usage: tests/run.py [PART…]    PART is style, unit, fuzz, a folder of pytest s
 
 Builds: build-gcc (warnings are errors), build-clang (compile only, warnings are errors), build-asan (ASan and UBSan).
 Style checks run once; unit tests and fuzz replays run in build-gcc and build-asan; the pytest suites run against the
-programs of build-gcc with all confinement on, those of SANITIZED again against the programs of build-asan.
+programs of build-gcc with all confinement on, those marked so again against the programs of build-asan.
+
+Suites run in two lanes side by side, one that needs guests and one that needs none, so that both cores have work; those
+without guests need no names, ports or folders that others could hold. What a suite prints appears when it is done.
 
 Guests are emulated where there is no hardware virtualisation, and a busy host can starve one past any limit of time.
 Pytest cases that fail are therefore run once more by themselves; those that pass then count as passed, and are listed
@@ -17,6 +20,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -26,10 +31,10 @@ REPORTS = ROOT / "build-gcc" / "reports"
 sys.path.insert(0, str(TESTS / "lib"))
 import hostside  # noqa: E402  (needs the path above)
 
-SUITES = ["agent", "host", "vmm", "store", "session", "image", "api", "cli", "system"]
-# Suites that are run a second time with the sanitized programs. Those on microVMs are to follow: by hand they run with
-# SPACE_TEST_SANITIZED=1 and SPACE_TEST_BIN=build-asan/bin.
-SANITIZED = ["agent"]
+# The lanes: (suite, builds whose programs it runs with).
+GCC, ASAN = "build-gcc", "build-asan"
+GUESTS = [("host", [GCC, ASAN]), ("vmm", [GCC]), ("image", [GCC]), ("system", [GCC]), ("system/test_verbs.py", [ASAN])]
+NO_GUESTS = [("agent", [GCC, ASAN]), ("api", [GCC, ASAN]), ("cli", [GCC, ASAN])]
 SUITE_TIMEOUT_S = 2400
 BUILDS = {
     "build-gcc": (["-Dwerror=true"], {"CC": "gcc"}),
@@ -41,6 +46,9 @@ BUILDS = {
 
 class Totals:
     def __init__(self):
+        self.lock = threading.Lock()
+        self.running = set()  # pytest processes
+        self.interrupted = False
         self.passed = 0
         self.failed = []
         self.skipped = []
@@ -116,53 +124,63 @@ def meson_tests(folder, suites, totals):
     say(f"{folder}: {cases} in {time.monotonic() - started:.0f} s")
 
 
-def pytest_suite(target, build_folder, totals):
-    path = TESTS / target
-    if not path.exists():
-        totals.fail(f"no such suite: tests/{target}")
-        return
-    label = f"{build_folder}: {target}"
-    say(label)
-    started = time.monotonic()
-    report = REPORTS / (label.replace(": ", "-").replace("/", "-") + ".xml")
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.unlink(missing_ok=True)
-    environment = {**os.environ, "SPACE_TEST_BIN": str(ROOT / build_folder / "bin"),
-                   "SPACE_TEST_BUILD": str(ROOT / build_folder), "PYTHONDONTWRITEBYTECODE": "1",
-                   "SPACE_AGENT": str(ROOT / build_folder / "bin" / "space-agent"),
-                   "SPACE_CLI": str(ROOT / build_folder / "bin" / "space"),
-                   "SPACED_PROTOCOL": str(ROOT / build_folder / "src" / "api" / "spaced-protocol"),
-                   "PATH": f"{ROOT / build_folder / 'bin'}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"}
-    if build_folder == "build-asan":
+def suite_environment(build_folder):
+    folder = ROOT / build_folder
+    environment = {**os.environ, "SPACE_TEST_BIN": str(folder / "bin"), "SPACE_TEST_BUILD": str(folder),
+                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+                   "SPACE_AGENT": str(folder / "bin" / "space-agent"), "SPACE_CLI": str(folder / "bin" / "space"),
+                   "SPACED_PROTOCOL": str(folder / "src" / "api" / "spaced-protocol"),
+                   "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"}
+    if build_folder == ASAN:
         # Programs that run for long are killed in the middle by tests: leaks are looked for by the unit tests.
         environment["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=1:disable_coredump=1"
         environment["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
         environment["SPACE_TEST_SANITIZED"] = "1"
+    return environment
+
+
+def pytest_suite(target, build_folder, totals, output):
+    """Runs one suite; what it prints goes to the file `output`. Failed cases are run once more."""
+    path = TESTS / target
+    label = f"{build_folder}: {target}"
+    if not path.exists():
+        totals.fail(f"no such suite: tests/{target}")
+        return
+    report = REPORTS / (label.replace(": ", "-").replace("/", "-") + ".xml")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    environment = suite_environment(build_folder)
     command = ["/usr/bin/python3", "-m", "pytest", "-q", "--tb=short", "--durations=8",
                "-o", "console_output_style=classic", "-o", f"cache_dir={report.with_suffix('.cache')}",
                f"--rootdir={TESTS}", "-c", str(TESTS / "pytest.ini"), str(path)]
-    code = run_pytest([*command, f"--junitxml={report}"], environment, label, totals)
-    before = len(totals.failed)
+    code = run_pytest([*command, f"--junitxml={report}"], environment, label, totals, output)
+    result = Totals()
     if report.exists():
-        count_report(report, build_folder, totals)
-    failed = totals.failed[before:]
-    if code == 1 and failed:
-        say(f"{label}: once more, {len(failed)} that failed")
+        count_report(report, build_folder, result)
+    failed = result.failed
+    if code == 1 and failed and not totals.interrupted:
+        output.write(f"== {label}: once more, {len(failed)} that failed\n")
+        output.flush()
         again = report.with_suffix(".again.xml")
         code = run_pytest([*command, "--last-failed", "--last-failed-no-failures=none", f"--junitxml={again}"],
-                          environment, label, totals)
+                          environment, label, totals, output)
         if code == 0 and again.exists():
-            del totals.failed[before:]
-            count_report(again, build_folder, totals)
-            totals.unsteady += failed
-    if code not in (0, 5) and len(totals.failed) == before:
-        totals.fail(f"{label}: pytest ended with {code}")
-    say(f"{label}: {time.monotonic() - started:.0f} s")
+            result.failed, result.unsteady = [], failed
+            count_report(again, build_folder, result)
+    if code not in (0, 5) and not result.failed:
+        result.failed.append(f"{label}: pytest ended with {code}")
+    with totals.lock:
+        totals.passed += result.passed
+        totals.failed += result.failed
+        totals.skipped += result.skipped
+        totals.unsteady += result.unsteady
 
 
-def run_pytest(command, environment, label, totals):
+def run_pytest(command, environment, label, totals, output):
     """Its exit status; one that takes too long is ended and counts as failed."""
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                               stderr=subprocess.STDOUT)
+    totals.running.add(process)
     try:
         return process.wait(SUITE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -174,8 +192,40 @@ def run_pytest(command, environment, label, totals):
             code = process.wait()
         totals.fail(f"{label}: not done after {SUITE_TIMEOUT_S} s")
         return code
+    finally:
+        totals.running.discard(process)
+
+
+def run_lane(jobs, totals):
+    for suite, build_folder in jobs:
+        if totals.interrupted:
+            return
+        started = time.monotonic()
+        say(f"{build_folder}: {suite}")
+        with tempfile.TemporaryFile("w+") as output:
+            try:
+                pytest_suite(suite, build_folder, totals, output)
+            except Exception as error:  # pylint: disable=broad-except  (a lane that dies must not pass)
+                totals.fail(f"{build_folder}: {suite}: {type(error).__name__}: {error}")
+            output.seek(0)
+            with totals.lock:
+                sys.stdout.write(output.read())
+                say(f"{build_folder}: {suite}: {time.monotonic() - started:.0f} s")
+
+
+def run_lanes(lanes, totals):
+    threads = [threading.Thread(target=run_lane, args=(jobs, totals)) for jobs in lanes if jobs]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
     except KeyboardInterrupt:
-        process.wait(120)  # it got the signal too and tidies up
+        totals.interrupted = True
+        for process in list(totals.running):
+            process.send_signal(signal.SIGINT)  # they tidy up
+        for thread in threads:
+            thread.join(120)
         raise
 
 
@@ -186,25 +236,27 @@ def has_tests(suite):
 
 def run(parts, totals):
     everything = not parts
-    suites = [suite for suite in SUITES if has_tests(suite)] if everything else [
-        part for part in parts if part not in ("style", "unit", "fuzz")]
+    suites = [part for part in parts if part not in ("style", "unit", "fuzz")]
     wants = {part for part in ("style", "unit", "fuzz") if everything or part in parts}
-    if not build("build-gcc", totals):
+    if not build(GCC, totals):
         return
     shutil.rmtree(REPORTS, ignore_errors=True)
     if everything:
         build("build-clang", totals)
-    sanitized = (everything or wants & {"unit", "fuzz"}) and build("build-asan", totals)
+    sanitized = (everything or wants & {"unit", "fuzz"}) and build(ASAN, totals)
     if wants:
-        meson_tests("build-gcc", sorted(wants), totals)
+        meson_tests(GCC, sorted(wants), totals)
     if sanitized:
-        meson_tests("build-asan", sorted(wants - {"style"}), totals)
-    for suite in suites:
-        pytest_suite(suite, "build-gcc", totals)
-    if everything and sanitized:
-        for suite in SANITIZED:
-            if has_tests(suite):
-                pytest_suite(suite, "build-asan", totals)
+        meson_tests(ASAN, sorted(wants - {"style"}), totals)
+    if not everything:
+        run_lanes([[(suite, GCC) for suite in suites]], totals)
+        return
+    # With the programs of the sanitized build after all of the others: what they find first is found sooner.
+    def jobs(lane):
+        return [(suite, folder) for folder in (GCC, ASAN) for suite, folders in lane
+                if folder in folders and has_tests(suite) and (folder == GCC or sanitized)]
+
+    run_lanes([jobs(GUESTS), jobs(NO_GUESTS)], totals)
 
 
 def main():

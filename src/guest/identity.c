@@ -34,6 +34,11 @@ static struct {
 	json_t *given;       /* what the client set */
 	json_t *own;         /* what the platform sets */
 	json_t *environment; /* both, client's last */
+	/* What files and kernel were last made to say. */
+	char hostname[HOSTNAME_BYTES_MAX + 1];
+	char machine_id[33];
+	char session[IDENTITY_ID_BYTES_MAX + 1];
+	char template_id[IDENTITY_ID_BYTES_MAX + 1];
 } identity = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void merge_environment(void)
@@ -205,6 +210,16 @@ int identity_set_environment(json_t *environment, struct error *e)
 	return 0;
 }
 
+/*
+ * False if the same was said before. A session that wakes is who it was: it needs no file touched, each of which costs
+ * 10 ms and more in an emulated guest that runs this code for the first time, and users' own edits stay. Only the host
+ * sets an identity, one at a time.
+ */
+static int is_news(char *said, size_t size, const char *text)
+{
+	return strcmp(said, text) != 0 && text_copy(said, size, text) == 0;
+}
+
 /* Programs that use E2B's conventions look for these files. */
 static void write_run_file(const char *name, const char *text)
 {
@@ -218,7 +233,8 @@ static void write_run_file(const char *name, const char *text)
 
 int identity_set_ids(const char *session, const char *sandbox, const char *template_id, struct error *e)
 {
-	json_t *own = json_pack("{s:s,s:s*,s:s*,s:s*,s:s*}", "E2B_SANDBOX", "true", "E2B_SANDBOX_ID", sandbox,
+	/* What E2B calls a sandbox outlives its machine as a session of ours does. */
+	json_t *own = json_pack("{s:s,s:s*,s:s*,s:s*,s:s*}", "E2B_SANDBOX", "true", "E2B_SANDBOX_ID", session,
 	                        "E2B_TEMPLATE_ID", template_id, "SPACE_SESSION_ID", session, "SPACE_SANDBOX_ID", sandbox);
 	if (!own)
 		return error_set(e, ERROR_INVALID, "an identifier is not valid text");
@@ -228,14 +244,14 @@ int identity_set_ids(const char *session, const char *sandbox, const char *templ
 	merge_environment();
 	int is_guest = identity.is_guest;
 	pthread_mutex_unlock(&identity.lock);
-	if (is_guest) {
-		mkdir(RUN_DIR, 0755);
+	if (!is_guest)
+		return 0;
+	if (mkdir(RUN_DIR, 0755) == 0)
 		write_run_file(".E2B_SANDBOX", "true");
-		if (sandbox)
-			write_run_file(".E2B_SANDBOX_ID", sandbox);
-		if (template_id)
-			write_run_file(".E2B_TEMPLATE_ID", template_id);
-	}
+	if (session && is_news(identity.session, sizeof(identity.session), session))
+		write_run_file(".E2B_SANDBOX_ID", session);
+	if (template_id && is_news(identity.template_id, sizeof(identity.template_id), template_id))
+		write_run_file(".E2B_TEMPLATE_ID", template_id);
 	return 0;
 }
 
@@ -303,13 +319,17 @@ int identity_set_hostname(const char *name, struct error *e)
 		valid = isalnum((unsigned char)name[i]) || name[i] == '-' || name[i] == '.';
 	if (!valid)
 		return error_set(e, ERROR_INVALID, "hostname '%.80s' is not a host name", name);
-	if (!identity.is_guest)
+	if (!identity.is_guest || !is_news(identity.hostname, sizeof(identity.hostname), name))
 		return 0;
-	if (sethostname(name, length) < 0)
-		return error_set_errno(e, errno, "cannot set the host name");
 	text_format(line, sizeof(line), "%s\n", name);
-	int r = replace_file("/etc/hostname", line, length + 1, e);
-	return r < 0 ? r : write_hosts(name, e);
+	int r = sethostname(name, length) < 0 ? error_set_errno(e, errno, "cannot set the host name") : 0;
+	if (r == 0)
+		r = replace_file("/etc/hostname", line, length + 1, e);
+	if (r == 0)
+		r = write_hosts(name, e);
+	if (r < 0)
+		identity.hostname[0] = '\0'; /* to be done again */
+	return r;
 }
 
 int identity_set_machine_id(const char *hex, struct error *e)
@@ -320,10 +340,13 @@ int identity_set_machine_id(const char *hex, struct error *e)
 		valid = isdigit((unsigned char)hex[i]) || (hex[i] >= 'a' && hex[i] <= 'f');
 	if (!valid)
 		return error_set(e, ERROR_INVALID, "machine_id must have 32 lower-case hexadecimal digits");
-	if (!identity.is_guest)
+	if (!identity.is_guest || !is_news(identity.machine_id, sizeof(identity.machine_id), hex))
 		return 0;
 	text_format(line, sizeof(line), "%s\n", hex);
-	return replace_file("/etc/machine-id", line, 33, e);
+	int r = replace_file("/etc/machine-id", line, 33, e);
+	if (r < 0)
+		identity.machine_id[0] = '\0'; /* to be done again */
+	return r;
 }
 
 int identity_set_clock(uint64_t realtime_ns, uint64_t slack_before_ns, uint64_t slack_after_ns, struct error *e)

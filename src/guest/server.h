@@ -8,7 +8,7 @@
 #define AGENT_PORT 49983
 #define SERVER_THREAD_STACK_BYTES (256 * 1024)
 /* Threads that wait for the next connection instead of ending. */
-#define SERVER_SPARE_THREADS 4
+#define SERVER_SPARE_THREADS 8
 
 struct server_options {
 	const char *address; /* NULL = all, both families */

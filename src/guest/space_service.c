@@ -26,7 +26,6 @@
 #include "guest/tunnel.h"
 
 #define WARM_WAIT_MS 10000
-#define SPACE_ID_BYTES_MAX 128
 
 /* Bytes written to the disk since boot, from /proc/diskstats. */
 static uint64_t disk_bytes_written(void)
@@ -60,6 +59,12 @@ static json_t *status_object(int confirmed)
 	if (status && confirmed >= 0)
 		json_object_set_new(status, "confirmed", json_boolean(confirmed));
 	return status;
+}
+
+/* On the way of every restored session to its user: no more than what is at hand. */
+static json_t *state_object(void)
+{
+	return json_pack("{s:s}", "state", cgroup_is_frozen() ? "frozen" : "running");
 }
 
 static int fail(struct request *r, const struct error *e)
@@ -125,7 +130,7 @@ static int serve_thaw(struct request *r)
 		x = set_time(ns, &e);
 	if (x == 0)
 		x = cgroup_thaw(&e);
-	return x < 0 ? fail(r, &e) : response_json(r, 200, status_object(-1));
+	return x < 0 ? fail(r, &e) : response_json(r, 200, state_object());
 }
 
 struct resume {
@@ -166,9 +171,9 @@ static int read_resume(json_t *body, struct resume *q, struct error *e)
 		size_t max;
 		const char **to;
 	} fields[] = {
-	    {"session_id", SPACE_ID_BYTES_MAX, &q->session},
-	    {"sandbox_id", SPACE_ID_BYTES_MAX, &q->sandbox},
-	    {"template_id", SPACE_ID_BYTES_MAX, &q->template_id},
+	    {"session_id", IDENTITY_ID_BYTES_MAX, &q->session},
+	    {"sandbox_id", IDENTITY_ID_BYTES_MAX, &q->sandbox},
+	    {"template_id", IDENTITY_ID_BYTES_MAX, &q->template_id},
 	    {"hostname", 63, &q->hostname},
 	    {"machine_id", 32, &q->machine_id},
 	    {"default_user", 63, &q->user},
@@ -237,7 +242,7 @@ static int serve_resume(struct request *r)
 		explicit_bzero(q, sizeof(*q));
 	free(q);
 	json_decref(body);
-	return x < 0 ? fail(r, &e) : response_json(r, 200, status_object(-1));
+	return x < 0 ? fail(r, &e) : response_json(r, 200, state_object());
 }
 
 static int serve_sync(struct request *r)

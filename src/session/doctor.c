@@ -75,6 +75,30 @@ static void add_counts(struct session_manager *m, json_t *checks)
 	add(checks, "sandboxes", sandboxes < m->config.sandboxes_max ? "ok" : "warn", text);
 }
 
+static void add_default_template(struct session_manager *m, json_t *checks)
+{
+	char text[512];
+	struct error e;
+	struct store_template template;
+	const char *accel = m->host.accel == VMM_ACCEL_KVM ? "kvm" : "tcg";
+	if (store_template_find(m->store, SESSION_TEMPLATE_DEFAULT, &template, &e) < 0) {
+		add(checks, "default template", "warn", "there is none; build it with: space template build default");
+		return;
+	}
+	if (strcmp(template.engine, m->host.engine) != 0 || strcmp(template.engine_version, m->host.version) != 0 ||
+	    strcmp(template.accel, accel) != 0) {
+		text_format(
+		    text, sizeof(text),
+		    "%s:%s was made by %s %s with %s and does not load here; build it anew with: space template build default",
+		    template.name, template.tag, template.engine, template.engine_version, template.accel);
+		add(checks, "default template", "warn", text);
+	} else {
+		text_format(text, sizeof(text), "%s:%s, %.19s…", template.name, template.tag, template.digest);
+		add(checks, "default template", "ok", text);
+	}
+	store_template_clear(&template);
+}
+
 int session_doctor(struct session_manager *m, json_t **ret, struct error *e)
 {
 	json_t *checks = json_array();
@@ -89,15 +113,7 @@ int session_doctor(struct session_manager *m, json_t **ret, struct error *e)
 		text_format(text, sizeof(text), "%llu open files allowed", (unsigned long long)files.rlim_cur);
 		add(checks, "descriptors", files.rlim_cur >= FILES_WANTED ? "ok" : "warn", text);
 	}
-	struct store_template template;
-	struct error missing;
-	if (store_template_find(m->store, SESSION_TEMPLATE_DEFAULT, &template, &missing) == 0) {
-		text_format(text, sizeof(text), "%s:%s, %.19s…", template.name, template.tag, template.digest);
-		add(checks, "default template", "ok", text);
-		store_template_clear(&template);
-	} else {
-		add(checks, "default template", "warn", "there is none; build it with: space template build default");
-	}
+	add_default_template(m, checks);
 	*ret = json_pack("{s:o}", "checks", checks);
 	return *ret ? 0 : error_set(e, ERROR_EXHAUSTED, "no memory");
 }

@@ -61,5 +61,7 @@ int guest_resume_as(struct guest *guest, const char *present_token, const struct
  * by lines. ERROR_INVALID with the last line if it does not end with 0. */
 int guest_run(struct guest *guest, const char *command, unsigned timeout_ms,
               void (*line)(void *context, const char *text), void *context, struct error *e);
+/* Runs `true` as the user of sandboxes the way a client's command is run. */
+int guest_run_true(struct guest *guest, const char *access_token, unsigned timeout_ms, struct error *e);
 
 #endif

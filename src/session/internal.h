@@ -42,7 +42,8 @@
 struct base {
 	char id[ID_BYTES];
 	int is_template;
-	int folder_fd; /* owned */
+	char template_id[ID_BYTES]; /* what it stems from, "" if unknown */
+	int folder_fd;              /* owned */
 	char control_token[TOKEN_BYTES];
 	char engine[16];
 	char engine_version[32];
@@ -66,6 +67,7 @@ struct sandbox {
 	uint64_t memory_bytes;
 	uint64_t disk_bytes;
 	char template_id[ID_BYTES]; /* of a pooled one */
+	int is_measured;            /* only the pages it touches are read from its memory file (hot_pages.h) */
 	/* The guest's counters at its last snapshot: unchanged ones mean that there is nothing to take. */
 	int seen_valid;
 	uint64_t seen_cpu_us;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "session/hot_pages.h"
 #include "session/internal.h"
 #include "session/scheduler.h"
 #include "session/seal.h"
@@ -122,8 +123,12 @@ int base_open_template(struct session_manager *m, const struct store_template *r
 
 int base_open_head(struct session_manager *m, const struct store_session *row, struct base *ret, struct error *e)
 {
-	if (row->head[0])
-		return base_open_snapshot(m, row->head, ret, e);
+	if (row->head[0]) {
+		int opened = base_open_snapshot(m, row->head, ret, e);
+		if (opened == 0)
+			memcpy(ret->template_id, row->template_id, sizeof(ret->template_id));
+		return opened;
+	}
 	struct store_template template;
 	int r = store_template_find(m->store, row->template_id, &template, e);
 	if (r < 0)
@@ -294,8 +299,11 @@ int sandbox_start(struct session_manager *m, const struct base *base, struct san
 	int r = sandbox_files(m, base, sandbox, e);
 	if (r < 0)
 		return r;
+	if (!base->is_template)
+		hot_pages_prefetch(m, base->template_id, sandbox->memory_fd);
 	times[1] = time_monotonic_us();
-	r = sandbox->vmm ? vmm_give_memory(sandbox->vmm, sandbox->memory_fd, e) : start_vmm(m, sandbox, e);
+	r = sandbox->vmm ? vmm_give_memory(sandbox->vmm, sandbox->memory_fd, sandbox->is_measured, e)
+	                 : start_vmm(m, sandbox, e);
 	if (r < 0)
 		return error_prefix(e, "starting a sandbox");
 	times[2] = time_monotonic_us();

@@ -113,7 +113,7 @@ static void drop_misfits(struct session_manager *m, uint64_t memory_bytes, uint6
 	}
 }
 
-static int start(struct session_manager *m, struct sandbox *sandbox, struct error *e)
+int spare_start(struct session_manager *m, struct sandbox *sandbox, struct error *e)
 {
 	CLEANUP_CLOSE int placeholder = fd_memfd("space-spare", sandbox->memory_bytes);
 	if (placeholder < 0)
@@ -164,7 +164,7 @@ int spare_fill_one(struct session_manager *m, uint64_t memory_bytes, uint64_t di
 	sandbox->memory_bytes = memory_bytes;
 	sandbox->disk_bytes = disk_bytes;
 	sandbox->vcpus = vcpus;
-	int r = start(m, sandbox, e);
+	int r = spare_start(m, sandbox, e);
 	if (r < 0) {
 		sandbox_destroy(m, sandbox);
 		return error_prefix(e, "starting a spare VMM");

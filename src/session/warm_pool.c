@@ -166,7 +166,7 @@ static void wait_for_quiet(struct session_manager *m)
 	}
 }
 
-static int warm_up(struct sandbox *sandbox, struct error *e)
+int warm_pool_warm_up(struct sandbox *sandbox, struct error *e)
 {
 	struct guest_identity identity = {.session_id = "",
 	                                  .sandbox_id = sandbox->row.id,
@@ -182,9 +182,9 @@ static int warm_up(struct sandbox *sandbox, struct error *e)
 	if (r < 0)
 		return r;
 	sandbox->row.previous_control_token[0] = '\0';
+	/* The second time is for what is done only when a connection or process has gone before. */
 	for (int i = 0; r == 0 && i < WARM_ROUNDS; i++)
-		r = guest_call(&sandbox->guest, sandbox->row.control_token, "POST", "/space/v1/warm", NULL,
-		               GUEST_START_TIMEOUT_MS, NULL, e);
+		r = guest_run_true(&sandbox->guest, sandbox->row.control_token, GUEST_START_TIMEOUT_MS, e);
 	if (r == 0)
 		r = guest_quiesce(&sandbox->guest, sandbox->row.control_token, GUEST_QUIESCE_TIMEOUT_MS, &status, e);
 	if (r == 0)
@@ -221,7 +221,7 @@ static int fill_one(struct session_manager *m, const struct store_template *temp
 	if (r == 0)
 		r = sandbox_start(m, &base, sandbox, e);
 	if (r == 0)
-		r = warm_up(sandbox, e);
+		r = warm_pool_warm_up(sandbox, e);
 	if (r == 0)
 		r = scheduler_watch(m, sandbox, "", e);
 	base_close(&base);

@@ -100,11 +100,12 @@ int vmm_probe(struct host_client *helper, struct vmm_host *ret, char *why, size_
 	ret->helper = helper;
 	(void)text_copy(ret->engine, sizeof(ret->engine), "qemu");
 	ret->accel = choose_accel(&reason);
-	r = ask_version(helper, ret->version, sizeof(ret->version), e);
+	r = ask_version(helper, ret->program_version, sizeof(ret->program_version), e);
 	if (r < 0)
 		return error_prefix(e, "start QEMU to learn its version");
+	(void)text_format(ret->version, sizeof(ret->version), "%s-m%d", ret->program_version, QEMU_MACHINE_REVISION);
 	if (why && why_size)
-		(void)snprintf(why, why_size, "QEMU %s with %s: %s", ret->version,
+		(void)snprintf(why, why_size, "QEMU %s with %s: %s", ret->program_version,
 		               ret->accel == VMM_ACCEL_KVM ? "KVM" : "TCG (translation, no hardware virtualisation)", reason);
 	return 0;
 }

@@ -168,9 +168,9 @@ static int start(const struct vmm_host *host, const struct vmm_config *config, e
 	r = start_process(vmm, host, config, kind, e);
 	if (r == 0) {
 		r = qmp_connect(&vmm->qmp, config->runtime_dir, CONTROL_SOCKET, vmm->pidfd, START_TIMEOUT_MS, e);
-		if (r == 0 && strcmp(vmm->qmp.version, host->version) != 0)
+		if (r == 0 && strcmp(vmm->qmp.version, host->program_version) != 0)
 			r = error_set(e, ERROR_UNAVAILABLE, "QEMU is version %s now, was %s when this process started; restart it",
-			              vmm->qmp.version, host->version);
+			              vmm->qmp.version, host->program_version);
 		if (r == 0 && kind == START_BOOT)
 			r = vmm_run(vmm, e);
 		if (r < 0) {
@@ -201,7 +201,7 @@ int vmm_prepare_spare(const struct vmm_host *host, const struct vmm_config *conf
 	return start(host, config, START_SPARE, ret, e);
 }
 
-int vmm_give_memory(struct vmm *vmm, int memory_fd, struct error *e)
+int vmm_give_memory(struct vmm *vmm, int memory_fd, int is_random, struct error *e)
 {
 	CLEANUP_CLOSE int channel = TAKE_FD(vmm->memory_channel);
 	int32_t answer = 0;
@@ -209,7 +209,7 @@ int vmm_give_memory(struct vmm *vmm, int memory_fd, struct error *e)
 
 	if (channel < 0)
 		return error_set(e, ERROR_CONFLICT, "this VMM waits for no memory");
-	r = fd_send_message(channel, "m", 1, &memory_fd, 1);
+	r = fd_send_message(channel, is_random ? "r" : "m", 1, &memory_fd, 1);
 	if (r == 0) {
 		struct pollfd p = {.fd = channel, .events = POLLIN};
 		do

@@ -14,6 +14,10 @@
 /* The serial console's ring; a power of two. */
 #define QEMU_CONSOLE_BYTES (64 * KIB)
 
+/* Counts the machines that sandboxes have had: to be raised with every change of it, of its devices or its processor,
+ * since the state of another machine does not load. */
+#define QEMU_MACHINE_REVISION 2
+
 struct qemu_arguments {
 	const char *list[HOST_ARGUMENTS_MAX + 1]; /* NULL-terminated */
 	size_t count;

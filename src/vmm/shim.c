@@ -72,10 +72,10 @@ static void *memory_address;
 static size_t memory_size;
 static int memory_flags;
 
-static int receive_memory(int channel)
+/* The message is one byte, "m" or "r" (accessed at random), with the descriptor. */
+static int receive_memory(int channel, char *ret_kind)
 {
-	char byte;
-	struct iovec iov = {.iov_base = &byte, .iov_len = 1};
+	struct iovec iov = {.iov_base = ret_kind, .iov_len = 1};
 	union {
 		char bytes[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr align;
@@ -97,7 +97,7 @@ static int receive_memory(int channel)
 	return fd;
 }
 
-static int32_t replace_memory(int fd)
+static int32_t replace_memory(int fd, char kind)
 {
 	struct stat st;
 
@@ -107,18 +107,19 @@ static int32_t replace_memory(int fd)
 		return errno;
 	if ((uint64_t)st.st_size != memory_size)
 		return EINVAL;
-	return mmap(memory_address, memory_size, PROT_READ | PROT_WRITE, memory_flags | MAP_FIXED, fd, 0) == MAP_FAILED
-	           ? errno
-	           : 0;
+	if (mmap(memory_address, memory_size, PROT_READ | PROT_WRITE, memory_flags | MAP_FIXED, fd, 0) == MAP_FAILED)
+		return errno;
+	return kind == 'r' && madvise(memory_address, memory_size, MADV_RANDOM) < 0 ? errno : 0;
 }
 
 static void *await_memory(void *argument)
 {
 	int channel = (int)(intptr_t)argument;
-	int fd = receive_memory(channel);
+	char kind = 0;
+	int fd = receive_memory(channel, &kind);
 
 	if (fd >= 0) {
-		int32_t answer = replace_memory(fd);
+		int32_t answer = replace_memory(fd, kind);
 		(void)send(channel, &answer, sizeof(answer), MSG_NOSIGNAL);
 		close(fd);
 	}

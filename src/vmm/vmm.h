@@ -24,8 +24,11 @@ enum vmm_accel { VMM_ACCEL_TCG, VMM_ACCEL_KVM };
 struct vmm_host {
 	struct host_client *helper;
 	enum vmm_accel accel;
-	char engine[16];  /* "qemu" */
-	char version[32]; /* "7.2.22": device state only loads on the version and accel that wrote it */
+	char engine[16]; /* "qemu" */
+	/* "7.2.22-m2": the program's version and the revision of the machine it is told to emulate; device state only loads
+	 * on the version and accel that wrote it. */
+	char version[32];
+	char program_version[24]; /* "7.2.22" */
 };
 
 /* Finds the engine and acceleration of this host; `why` says in one sentence what was chosen and for what reason. */
@@ -52,7 +55,8 @@ int vmm_prepare(const struct vmm_host *host, const struct vmm_config *config, st
 /* The same with a placeholder for memory, an empty file of memory_bytes: a spare, which can become any sandbox of its
  * size. vmm_give_memory() must follow before vmm_load(), once; the disk must have its content by then as well. */
 int vmm_prepare_spare(const struct vmm_host *host, const struct vmm_config *config, struct vmm **ret, struct error *e);
-int vmm_give_memory(struct vmm *vmm, int memory_fd, struct error *e);
+/* `is_random`: the kernel reads only the pages that are touched, none around them. */
+int vmm_give_memory(struct vmm *vmm, int memory_fd, int is_random, struct error *e);
 /* Loads device state into a prepared VMM; the guest stays stopped. */
 int vmm_load(struct vmm *vmm, int state_fd, struct error *e);
 /* Takes hold again of a VMM that an earlier process started. */

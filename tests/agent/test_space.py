@@ -207,7 +207,7 @@ def test_resume_as(frozen_agent):
     assert frozen_agent.request("GET", "/envs").status == 401
     frozen_agent.token = "acc"
     r = frozen_agent.sh("echo $A $SPACE_SESSION_ID $SPACE_SANDBOX_ID $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; pwd")
-    assert r.out == b"1 s1 b1 b1 t1\n/tmp\n"
+    assert r.out == b"1 s1 b1 s1 t1\n/tmp\n"
     assert [p for p in frozen_agent.list() if p["pid"] == pid]
     frozen_agent.signal(pid, "SIGKILL")
 

@@ -167,6 +167,7 @@ class Daemon:
             return None
         digest = hashlib.sha256()
         for path in [self.agent(), *sorted((hostside.ROOT / "src" / "image").glob("*.[ch]")),
+                     *sorted((hostside.ROOT / "src" / "vmm").glob("qemu_arguments.[ch]")),
                      *sorted((hostside.ROOT / "src" / "store").glob("*.c"))]:
             digest.update(pathlib.Path(path).read_bytes())
         return pathlib.Path(folder) / digest.hexdigest()[:16]
