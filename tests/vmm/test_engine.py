@@ -42,9 +42,10 @@ pytestmark = pytest.mark.limit(600)
 
 @pytest.fixture(scope="module")
 def engine():
-    helper = host_conftest.Helper("vmm").start()
-    folder = helper.home / "engine"
-    folder.mkdir()
+    helper = host_conftest.Helper("vmm", {"storage_size": "16G"}).start()
+    # Where the helper keeps its storage files can be cloned: each start takes a disk of its own.
+    folder = helper.data_dir / "pool" / "engine"
+    folder.mkdir(parents=True)
     image = images.shared()
     for name in images.FILES:
         subprocess.run(["cp", "--reflink=auto", "--sparse=always", image / name, folder / name], check=True)
