@@ -7,8 +7,8 @@ Builds: build-gcc (warnings are errors), build-clang (compile only, warnings are
 Style checks run once; unit tests and fuzz replays run in build-gcc and build-asan; the pytest suites run against the
 programs of build-gcc with all confinement on, those marked so again against the programs of build-asan.
 
-Suites run in two lanes side by side, one that needs guests and one that needs none, so that both cores have work; those
-without guests need no names, ports or folders that others could hold. What a suite prints appears when it is done.
+Suites run in two lanes side by side, so that both cores have work; each lane has names, ports, user ids and folders of
+its own. What a suite prints appears when it is done.
 
 Guests are emulated where there is no hardware virtualisation, and a busy host can starve one past any limit of time.
 Pytest cases that fail are therefore run once more by themselves; those that pass then count as passed, and are listed
@@ -16,6 +16,7 @@ by name as unsteady, so that nobody has to guess.
 """
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -31,10 +32,12 @@ REPORTS = ROOT / "build-gcc" / "reports"
 sys.path.insert(0, str(TESTS / "lib"))
 import hostside  # noqa: E402  (needs the path above)
 
-# The lanes: (suite, builds whose programs it runs with).
 GCC, ASAN = "build-gcc", "build-asan"
-GUESTS = [("host", [GCC, ASAN]), ("vmm", [GCC]), ("image", [GCC]), ("system", [GCC]), ("system/test_verbs.py", [ASAN])]
-NO_GUESTS = [("agent", [GCC, ASAN]), ("api", [GCC, ASAN]), ("cli", [GCC, ASAN])]
+# The lanes, of about the same length: (suite, build whose programs it runs with). The second one begins with suites that
+# need no guests, so that the first has built the default template by the time it is needed here.
+FIRST = [("host", GCC), ("vmm", GCC), ("image", GCC), ("system-first", GCC), ("host", ASAN), ("system/test_verbs.py", ASAN)]
+SECOND = [("agent", GCC), ("api", GCC), ("cli", GCC), ("agent", ASAN), ("api", ASAN), ("cli", ASAN), ("system-second", GCC)]
+SYSTEM_SECOND = ["test_crash.py", "test_rolling.py", "test_run.py"]
 SUITE_TIMEOUT_S = 2400
 BUILDS = {
     "build-gcc": (["-Dwerror=true"], {"CC": "gcc"}),
@@ -124,10 +127,19 @@ def meson_tests(folder, suites, totals):
     say(f"{folder}: {cases} in {time.monotonic() - started:.0f} s")
 
 
-def suite_environment(build_folder):
+def paths_of(suite):
+    system = TESTS / "system"
+    if suite == "system-second":
+        return [system / name for name in SYSTEM_SECOND]
+    if suite == "system-first":
+        return sorted(path for path in system.glob("test_*.py") if path.name not in SYSTEM_SECOND)
+    return [TESTS / suite]
+
+
+def suite_environment(build_folder, slot):
     folder = ROOT / build_folder
     environment = {**os.environ, "SPACE_TEST_BIN": str(folder / "bin"), "SPACE_TEST_BUILD": str(folder),
-                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "SPACE_TEST_SLOT": str(slot),
                    "SPACE_AGENT": str(folder / "bin" / "space-agent"), "SPACE_CLI": str(folder / "bin" / "space"),
                    "SPACED_PROTOCOL": str(folder / "src" / "api" / "spaced-protocol"),
                    "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"}
@@ -139,20 +151,21 @@ def suite_environment(build_folder):
     return environment
 
 
-def pytest_suite(target, build_folder, totals, output):
+def pytest_suite(target, build_folder, totals, slot, output):
     """Runs one suite; what it prints goes to the file `output`. Failed cases are run once more."""
-    path = TESTS / target
+    paths = paths_of(target)
     label = f"{build_folder}: {target}"
-    if not path.exists():
-        totals.fail(f"no such suite: tests/{target}")
-        return
-    report = REPORTS / (label.replace(": ", "-").replace("/", "-") + ".xml")
+    for path in paths:
+        if not path.exists():
+            totals.fail(f"no such suite: {path}")
+            return
+    report = REPORTS / (re.sub(r"[^\w.-]+", "-", label) + ".xml")
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
-    environment = suite_environment(build_folder)
+    environment = suite_environment(build_folder, slot)
     command = ["/usr/bin/python3", "-m", "pytest", "-q", "--tb=short", "--durations=8",
                "-o", "console_output_style=classic", "-o", f"cache_dir={report.with_suffix('.cache')}",
-               f"--rootdir={TESTS}", "-c", str(TESTS / "pytest.ini"), str(path)]
+               f"--rootdir={TESTS}", "-c", str(TESTS / "pytest.ini"), *map(str, paths)]
     code = run_pytest([*command, f"--junitxml={report}"], environment, label, totals, output)
     result = Totals()
     if report.exists():
@@ -196,7 +209,7 @@ def run_pytest(command, environment, label, totals, output):
         totals.running.discard(process)
 
 
-def run_lane(jobs, totals):
+def run_lane(jobs, slot, totals):
     for suite, build_folder in jobs:
         if totals.interrupted:
             return
@@ -204,7 +217,7 @@ def run_lane(jobs, totals):
         say(f"{build_folder}: {suite}")
         with tempfile.TemporaryFile("w+") as output:
             try:
-                pytest_suite(suite, build_folder, totals, output)
+                pytest_suite(suite, build_folder, totals, slot, output)
             except Exception as error:  # pylint: disable=broad-except  (a lane that dies must not pass)
                 totals.fail(f"{build_folder}: {suite}: {type(error).__name__}: {error}")
             output.seek(0)
@@ -214,7 +227,7 @@ def run_lane(jobs, totals):
 
 
 def run_lanes(lanes, totals):
-    threads = [threading.Thread(target=run_lane, args=(jobs, totals)) for jobs in lanes if jobs]
+    threads = [threading.Thread(target=run_lane, args=(jobs, slot, totals)) for jobs, slot in lanes if jobs]
     for thread in threads:
         thread.start()
     try:
@@ -227,11 +240,6 @@ def run_lanes(lanes, totals):
         for thread in threads:
             thread.join(120)
         raise
-
-
-def has_tests(suite):
-    path = TESTS / suite
-    return path.is_file() or any(path.glob("test_*.py")) or any(path.glob("*_test.py"))
 
 
 def run(parts, totals):
@@ -249,14 +257,20 @@ def run(parts, totals):
     if sanitized:
         meson_tests(ASAN, sorted(wants - {"style"}), totals)
     if not everything:
-        run_lanes([[(suite, GCC) for suite in suites]], totals)
+        run_lanes([([(suite, GCC) for suite in suites], hostside.SLOT)], totals)
         return
-    # With the programs of the sanitized build after all of the others: what they find first is found sooner.
-    def jobs(lane):
-        return [(suite, folder) for folder in (GCC, ASAN) for suite, folders in lane
-                if folder in folders and has_tests(suite) and (folder == GCC or sanitized)]
+    lanes = [([job for job in lane if sanitized or job[1] != ASAN], slot)
+             for lane, slot in ((FIRST, hostside.SLOT), (SECOND, hostside.SECOND_SLOT))]
+    run_lanes(lanes, totals)
 
-    run_lanes([jobs(GUESTS), jobs(NO_GUESTS)], totals)
+
+def remove_leftovers():
+    """Of both lanes; texts of what was found."""
+    code = "import hostside; print('\\n'.join(hostside.remove_leftovers()))"
+    other = subprocess.run(["/usr/bin/python3", "-c", code], check=True, stdout=subprocess.PIPE, text=True,
+                           env={**os.environ, "SPACE_TEST_SLOT": str(hostside.SECOND_SLOT), "PYTHONPATH": str(TESTS / "lib"),
+                                "PYTHONDONTWRITEBYTECODE": "1"})
+    return hostside.remove_leftovers() + other.stdout.strip().splitlines()
 
 
 def main():
@@ -266,8 +280,8 @@ def main():
     started = time.monotonic()
     totals = Totals()
     interrupted = False
-    with hostside.one_run_at_a_time():
-        hostside.remove_leftovers()
+    with hostside.one_run_at_a_time(), hostside.one_run_at_a_time(hostside.SECOND_SLOT):
+        remove_leftovers()
         # The suites of one run share the default template: it is built once, by the first that needs it.
         own_cache = pathlib.Path(f"/var/tmp/space-test-template-{hostside.SLOT}")
         shutil.rmtree(own_cache, ignore_errors=True)
@@ -279,7 +293,7 @@ def main():
             totals.fail("interrupted")
         finally:
             if not os.environ.get("SPACE_TEST_KEEP"):
-                for text in hostside.remove_leftovers():
+                for text in remove_leftovers():
                     totals.fail(f"left behind: {text}")
             shutil.rmtree(own_cache, ignore_errors=True)
     if totals.skipped:

@@ -1,4 +1,5 @@
 """A spaced of one's own: started, killed, started again; the host census around it; the command line client."""
+import contextlib
 import grp
 import hashlib
 import os
@@ -195,10 +196,15 @@ class Daemon:
         self.stop()
         for point in reversed([point for point, _, _ in hostside.mounts() if hostside.below(point, self.data_dir)]):
             hostside.unmount(point)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        subprocess.run(["cp", "-a", "--sparse=always", self.data_dir, folder / "data"], check=True)
-        (folder / "whole").write_text("")
+        # Two runs may do this at the same time: the first one's stays.
+        fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        subprocess.run(["cp", "-a", "--sparse=always", self.data_dir, fresh / "data"], check=True)
+        (fresh / "whole").write_text("")
+        with contextlib.suppress(OSError):
+            os.rename(fresh, folder)
+        shutil.rmtree(fresh, ignore_errors=True)
         self.start()
 
     # -- looking at it

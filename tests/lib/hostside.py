@@ -19,6 +19,7 @@ import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SLOT = int(os.environ.get("SPACE_TEST_SLOT", zlib.crc32(str(ROOT).encode()) % 64))
+SECOND_SLOT = (SLOT + 32) % 64  # for what runs beside
 BASE_DIR = pathlib.Path(f"/var/tmp/space-test-{SLOT}")
 RUN_DIR = pathlib.Path(f"/run/space-test-{SLOT}")
 INSTANCE_PREFIX = f"spt{SLOT}-"
@@ -31,8 +32,8 @@ CGROUP_ROOT = pathlib.Path("/sys/fs/cgroup")
 
 
 @contextlib.contextmanager
-def one_run_at_a_time():
-    path = pathlib.Path(f"/var/tmp/space-test-{SLOT}.lock")
+def one_run_at_a_time(slot=SLOT):
+    path = pathlib.Path(f"/var/tmp/space-test-{slot}.lock")
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
