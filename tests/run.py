@@ -37,7 +37,7 @@ GCC, ASAN = "build-gcc", "build-asan"
 # need no guests, so that the first has built the default template by the time it is needed here.
 FIRST = [("host", GCC), ("vmm", GCC), ("image", GCC), ("system-first", GCC), ("host", ASAN), ("system/test_verbs.py", ASAN)]
 SECOND = [("agent", GCC), ("api", GCC), ("cli", GCC), ("agent", ASAN), ("api", ASAN), ("cli", ASAN), ("system-second", GCC)]
-SYSTEM_SECOND = ["test_crash.py", "test_rolling.py", "test_run.py"]
+SYSTEM_SECOND = ["test_crash.py", "test_damage.py", "test_ports.py", "test_rolling.py", "test_run.py"]
 SUITE_TIMEOUT_S = 2400
 BUILDS = {
     "build-gcc": (["-Dwerror=true"], {"CC": "gcc"}),

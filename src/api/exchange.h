@@ -49,6 +49,7 @@ struct exchange {
 	struct preview preview;
 	struct auth auth;
 	int has_token;
+	int has_signature; /* a signed link to a file: the agent checks it */
 	int token_from_query;
 	char token[TOKEN_BYTES]; /* what the client presented */
 	char request_id[ID_BYTES];

@@ -155,6 +155,19 @@ static int check_preview_access(struct exchange *x, const json_t *session, struc
 	    PREVIEW_TOKEN_NAME);
 }
 
+/* The agent checks its token and its signed links itself. But a guest that does not run is not started for somebody who
+ * has neither to show. */
+static int check_agent_access(struct exchange *x, const json_t *session, struct error *e)
+{
+	const char *token = json_string_value(json_object_get(session, "access_token"));
+	if (x->is_running || x->has_signature || (x->has_token && token && *token && text_equal_secret(token, x->token)))
+		return 0;
+	return error_set(
+	    e, ERROR_UNAUTHENTICATED,
+	    "the session does not run, and only a client with its access token in X-Access-Token, a signed link "
+	    "or an API key in X-API-Key can wake it");
+}
+
 /* Looks the session up without waking it. */
 static int lookup(struct exchange *x, struct error *e)
 {
@@ -186,6 +199,8 @@ static int lookup(struct exchange *x, struct error *e)
 		error_set(e, ERROR_INTERNAL, "session %.64s has no proper id or token", x->preview.id);
 	else if (!known && x->preview.kind == PREVIEW_PORT)
 		r = check_preview_access(x, session, e);
+	else if (!known && x->preview.kind == PREVIEW_AGENT_PORT)
+		r = check_agent_access(x, session, e);
 	json_decref(session);
 	return r;
 }
@@ -278,9 +293,8 @@ static void read_credentials(struct exchange *x, const struct http_stream *s)
 	/* An app behind a port may have keys of its own in that header. */
 	if (x->auth.has_key && !auth_looks_like_key(x->auth.key))
 		x->auth.has_key = 0;
-	/* The agent checks its token itself; a key alone does not open it. */
-	if (x->preview.kind == PREVIEW_PORT)
-		x->has_token = preview_token(&s->request, x->preview.target, x->token, &x->token_from_query);
+	x->has_token = preview_token(&s->request, x->preview.target, x->token, &x->token_from_query);
+	x->has_signature = !strncmp(x->preview.target, "/files?", 7) && strstr(x->preview.target, "signature=") != NULL;
 }
 
 void proxy_begin(struct proxy *proxy, struct http_stream *s, const struct preview *preview)

@@ -1,5 +1,6 @@
 #include "guest/server.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "guest/boot.h"
 #include "guest/connection.h"
 #include "guest/identity.h"
 
@@ -321,23 +323,23 @@ static void linger(struct connection *c)
 	}
 }
 
+/* Only the host has the gateway's address; processes of this guest can choose among all others, on both ends. */
 static int peer_is_local(int fd)
 {
 	struct sockaddr_in6 peer;
-	struct sockaddr_in6 own;
-	socklen_t peer_size = sizeof(peer);
-	socklen_t own_size = sizeof(own);
-	if (getpeername(fd, (struct sockaddr *)&peer, &peer_size) < 0 ||
-	    getsockname(fd, (struct sockaddr *)&own, &own_size) < 0)
+	socklen_t size = sizeof(peer);
+	struct in_addr host;
+	struct in_addr address;
+	inet_pton(AF_INET, NETWORK_GATEWAY, &host);
+	if (getpeername(fd, (struct sockaddr *)&peer, &size) < 0)
 		return 1;
-	if (peer.sin6_family == AF_INET) {
-		const struct sockaddr_in *p = (const struct sockaddr_in *)&peer;
-		const struct sockaddr_in *o = (const struct sockaddr_in *)&own;
-		return p->sin_addr.s_addr == o->sin_addr.s_addr || (ntohl(p->sin_addr.s_addr) >> 24) == 127;
-	}
-	const unsigned char *mapped = peer.sin6_addr.s6_addr;
-	return IN6_IS_ADDR_LOOPBACK(&peer.sin6_addr) || memcmp(&peer.sin6_addr, &own.sin6_addr, 16) == 0 ||
-	       (IN6_IS_ADDR_V4MAPPED(&peer.sin6_addr) && mapped[12] == 127);
+	if (peer.sin6_family == AF_INET)
+		address = ((const struct sockaddr_in *)&peer)->sin_addr;
+	else if (IN6_IS_ADDR_V4MAPPED(&peer.sin6_addr))
+		memcpy(&address, peer.sin6_addr.s6_addr + 12, sizeof(address));
+	else
+		return 1;
+	return address.s_addr != host.s_addr;
 }
 
 static void serve(int fd)

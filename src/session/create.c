@@ -2,9 +2,10 @@
  * Creating a session: from the warm pool, which costs one durable transaction and one call to a guest that runs
  * already; or by restoring the template, which is the same as a wake.
  *
- * The row is committed before the guest gets its identity, with its lease; whoever comes after a crash in between finds
- * a session whose sandbox expects the former control token still, and finishes the work (recovery.c) or, without a
- * sandbox, removes a session that nobody was ever told of (state "creating").
+ * The row is committed, with its lease, before anybody hears of the session. Whoever comes after a crash finds a
+ * session whose sandbox may expect the former control token still, and finishes the work (recovery.c); or, without a
+ * sandbox, a session that nobody was ever told of (state "creating"), and removes it; or a pooled sandbox that took an
+ * identity which was never committed: it answers to no token that is known, and is thrown away.
  */
 #include <errno.h>
 #include <string.h>
@@ -132,6 +133,44 @@ static int enter(struct session_manager *m, struct store_session *row, const str
 	return r;
 }
 
+/* The guest takes its identity while the session's row is written to disk: each waits for something else. */
+struct identification {
+	struct session_manager *m;
+	struct sandbox *sandbox;
+	struct store_session row; /* owned */
+	pthread_t thread;
+	int threaded;
+	int result;
+	struct error error;
+};
+
+static void *identify(void *context)
+{
+	struct identification *i = context;
+	i->result = sandbox_identify(i->m, i->sandbox, &i->row, &i->error);
+	return NULL;
+}
+
+static int identification_begin(struct identification *i, struct session_manager *m, struct sandbox *sandbox,
+                                const struct store_session *row, struct error *e)
+{
+	*i = (struct identification){.m = m, .sandbox = sandbox};
+	if (store_session_copy(row, &i->row) < 0)
+		return error_set_errno(e, ENOMEM, "session");
+	i->threaded = pthread_create(&i->thread, NULL, identify, i) == 0;
+	return 0;
+}
+
+static int identification_end(struct identification *i)
+{
+	if (i->threaded)
+		pthread_join(i->thread, NULL);
+	else
+		identify(i);
+	store_session_clear(&i->row);
+	return i->result;
+}
+
 /* 1 = the session runs in a pooled sandbox, 0 = there was none of use (the row has come back), or -errno. */
 static int create_warm(struct session_manager *m, struct store_session *row, struct session **ret, struct error *e)
 {
@@ -146,23 +185,26 @@ static int create_warm(struct session_manager *m, struct store_session *row, str
 	set_row_state(row, STATE_RUNNING);
 	session_start_timer(row);
 	row->started_at_ms = row->created_at_ms;
-	struct session *s;
-	int r = enter(m, row, &sandbox->row, &s, e);
+	struct session *s = NULL;
+	struct identification identification;
+	const struct store_sandbox inserted = sandbox->row; /* the identification changes the other one */
+	int identified = -1;
+	int r = identification_begin(&identification, m, sandbox, row, e);
+	if (r == 0) {
+		r = enter(m, row, &inserted, &s, e);
+		identified = identification_end(&identification);
+	}
 	if (r < 0) {
 		sandbox_destroy(m, sandbox);
 		return r;
 	}
-	struct error why;
-	r = sandbox_identify(m, sandbox, &s->row, &why);
-	if (r == 0)
-		r = scheduler_watch(m, sandbox, s->id, &why);
-	if (r == 0) {
+	if (identified == 0 && scheduler_watch(m, sandbox, s->id, &identification.error) == 0) {
 		session_set_sandbox(m, s, sandbox);
 		session_set_state(s, STATE_RUNNING);
 		*ret = s;
 		return 1;
 	}
-	log_warning("session", "a pooled sandbox was of no use: %s", why.message);
+	log_warning("session", "a pooled sandbox was of no use: %s", identification.error.message);
 	sandbox_destroy(m, sandbox);
 	r = store_session_copy(&s->row, row) < 0 ? error_set_errno(e, ENOMEM, "session") : 0;
 	forget(m, s);

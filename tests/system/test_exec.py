@@ -235,7 +235,7 @@ def test_users(api, session):
     message = run_refused(api, session, ["true"], ("unauthenticated", "invalid_argument", "not_found"), user="nobodyhere")
     assert "nobodyhere" in message
     # Nothing of the agent is handed down.
-    assert api.out(session, "ls /proc/self/fd | wc -l") <= "5"
+    assert int(api.out(session, "ls /proc/self/fd | wc -l")) <= 5
     environment = api.out(session, "tr '\\0' '\\n' < /proc/self/environ")
     assert "TOKEN" not in environment.upper(), environment
 

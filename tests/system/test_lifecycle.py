@@ -53,14 +53,16 @@ def test_use_during_a_slow_suspend(api, session):
     """A guest with much dirty memory: requests that come meanwhile are answered, nothing is lost."""
     guests.start_web(api, session)
     api.out(session, "head -c 200000000 /dev/urandom > /dev/shm/dirty; sha256sum < /dev/shm/dirty > sum", timeout=60)
-    worker = threading.Thread(target=lambda: api.verb(session, "suspend", _timeout=60))
-    worker.start()
-    time.sleep(0.1)
-    results = guests.parallel([lambda: api.preview(session, 8000, "/", timeout=60).status,
-                               lambda: api.out(session, "sha256sum < /dev/shm/dirty | diff - sum && echo same",
-                                               timeout=60)])
-    worker.join(60)
-    assert guests.all_good(results) == [200, "same"]
+
+    def later(function):
+        time.sleep(0.1)
+        return function()
+
+    results = guests.parallel([
+        lambda: api.verb(session, "suspend", _timeout=60)["state"],
+        lambda: later(lambda: api.preview(session, 8000, "/", timeout=60).status),
+        lambda: later(lambda: api.out(session, "sha256sum < /dev/shm/dirty | diff - sum && echo same", timeout=60))])
+    assert guests.all_good(results) == ["suspended", 200, "same"]
 
 
 def test_kill_timer_stands_still_while_suspended(daemon, api, make):
@@ -235,6 +237,23 @@ def test_create_answers_when_the_guest_does(api):
 
 
 def test_too_many_sandboxes_is_told(daemon, api, make):
-    with pytest.raises(ApiError) as info:
-        api.create(template="default", memory="100T")
-    assert info.value.status == 400
+    """A limit that is reached is named, and what it keeps out is as it was."""
+    daemon.settings["sandboxes_max"] = 2
+    daemon.restart(hard=False)
+    try:
+        sleeper, first = make(), make()
+        api.verb(sleeper, "suspend")
+        make()
+        with pytest.raises(ApiError) as info:
+            api.create(template="default")
+        assert info.value.status == 429 and "2 sandboxes" in info.value.message
+        with pytest.raises(ApiError) as info:
+            api.verb(sleeper, "wake")
+        assert info.value.status == 429 and api.state(sleeper) == "suspended"
+        assert len(api.list()) == 3
+        api.delete(first)
+        api.verb(sleeper, "wake")
+        assert api.out(sleeper, "echo awake") == "awake"
+    finally:
+        del daemon.settings["sandboxes_max"]
+        daemon.restart(hard=False)

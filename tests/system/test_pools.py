@@ -1,10 +1,16 @@
 """The warm pool and the spare VMMs: what they hand out is as good as what is restored, and they never get in the way."""
+import contextlib
+import http.client
 import os
+import random
 import re
 import signal
+import threading
 import time
 
 import pytest
+
+from rest import ApiError
 
 FILL_TIMEOUT_S = 60
 
@@ -105,3 +111,35 @@ def test_restart_leaves_no_pooled_vmm(with_pools):
     assert len(now) == 5 and len(now & old) == 1
     assert api.out(session, "cat /proc/sys/kernel/random/boot_id; cat f") == boot + "\nx"
     api.delete(session)
+
+
+def test_creates_from_the_pool_that_fail(with_pools):
+    """Refused, or cut by a kill at any moment: no session, no sandbox and no name is left of them."""
+    api = with_pools.client()
+    api.create(template="default", name="taken", snapshot_interval_s=0)
+    for _ in range(3):
+        wait_full(api, 2, 2)
+        with pytest.raises(ApiError) as info:
+            api.create(template="default", name="taken", snapshot_interval_s=0)
+        assert info.value.status == 409
+    wait_full(api, 2, 2)
+    assert len(with_pools.vmms()) == 5
+    moments = random.Random(int(os.environ.get("SPACE_TEST_SEED", "1")))
+    for number in range(6):
+        def create(name=f"cut-{number}"):
+            with contextlib.suppress(ApiError, OSError, http.client.HTTPException):
+                api.create(template="default", name=name, snapshot_interval_s=0, environment={"N": name})
+
+        thread = threading.Thread(target=create)
+        thread.start()
+        time.sleep(moments.uniform(0, 0.05))
+        with_pools.kill()
+        thread.join(60)
+        with_pools.start()
+        wait_full(api, 2, 2)
+    for entry in api.list():
+        if entry["name"] != "taken":
+            assert api.out(entry["id"], "echo $N") == entry["name"]
+        api.delete(entry["id"])
+    wait_full(api, 2, 2)
+    assert len(with_pools.vmms()) == 4

@@ -166,6 +166,59 @@ def signature(path, operation, user, token, expiration=None):
     return "v1_" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
 
 
+AGENT_PROBE = r"""
+import http.client, json, sys
+own, control = sys.argv[1:3]
+calls = [("GET", "/envs"), ("GET", "/files?path=/etc/shadow&username=root"), ("POST", "/init"),
+         ("POST", "/process.Process/List"), ("GET", "/space/v1/status"), ("POST", "/space/v1/quiesce"),
+         ("POST", "/space/v1/poweroff"), ("POST", "/space/v1/resume-as"), ("GET", "/space/v1/tunnel?port=22")]
+sources = [("127.0.0.1", None), ("169.254.77.2", None), ("::1", None), ("127.0.0.1", ("169.254.77.2", 0)),
+           ("169.254.77.2", ("127.0.0.1", 0))]
+for host, source in sources:
+    for method, path in calls:
+        tokens = ["", "wrong"] + ([own] if path.startswith("/space") else [])
+        for token in tokens:
+            try:
+                c = http.client.HTTPConnection(host, 49983, timeout=10, source_address=source)
+                c.request(method, path, "{}", {"X-Access-Token": token, "X-Space-Control": token,
+                                               "Content-Type": "application/json"})
+                print(c.getresponse().status, path, host, source, token[:5])
+                c.close()
+            except OSError as error:
+                print("none", path, host, source, type(error).__name__)
+"""
+
+
+def test_the_agent_is_closed_to_its_own_guest(api, session):
+    """From inside, whatever address is used and whoever asks: no call without the token, none of the host's at all."""
+    api.write(session, "/tmp/probe.py", AGENT_PROBE.encode())
+    token = api.get(session)["access_token"]
+    for user in ("user", "root"):
+        lines = api.out(session, ["python3", "/tmp/probe.py", token, "x"], user=user, timeout=100).splitlines()
+        assert len(lines) == 5 * (4 * 2 + 5 * 3)
+        answered = [line for line in lines if not line.startswith("none")]
+        assert len(answered) >= 3 * (4 * 2 + 5 * 3), lines
+        for line in answered:
+            status, path = line.split()[:2]
+            assert status in (("401", "403") if path.startswith("/space") else ("401",)), line
+    assert api.get(session)["access_token"] == token
+    assert api.out(session, "echo alive") == "alive"
+
+
+def test_nobody_wakes_a_session_without_a_credential(api, session, daemon):
+    """Through the agent's port, whose calls the agent itself would refuse: it is not even started for them."""
+    tcp = daemon.tcp_client()
+    token = api.get(session)["access_token"]
+    api.verb(session, "suspend")
+    for headers in ({}, {"X-Access-Token": "wrong"}):
+        for path in ("/health", "/envs", "/files?path=/etc/passwd"):
+            answer = tcp.preview(session, 49983, path, headers=headers)
+            assert answer.status == 401, (path, headers, answer.status)
+    assert api.state(session) == "suspended"
+    assert tcp.preview(session, 49983, "/envs", headers={"X-Access-Token": token}).status == 200
+    assert api.state(session) == "running"
+
+
 def test_signed_file_links(api, session, daemon):
     """A link is for one file, one way, one user, until its time; the agent's port asks for nothing else."""
     import urllib.parse
