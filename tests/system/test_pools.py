@@ -113,6 +113,7 @@ def test_restart_leaves_no_pooled_vmm(with_pools):
     api.delete(session)
 
 
+@pytest.mark.limit(400)  # ten times the pools are filled
 def test_creates_from_the_pool_that_fail(with_pools):
     """Refused, or cut by a kill at any moment: no session, no sandbox and no name is left of them."""
     api = with_pools.client()
