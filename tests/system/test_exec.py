@@ -322,6 +322,13 @@ def test_agent_answers_in_a_busy_guest(api, session):
     api.verb(session, "pause")
     assert time.monotonic() - started < guests.patient(5)
     api.verb(session, "resume")
+    # Snapshots stop a guest by way of the same agent.
+    busy = int(api.out(session, "pgrep -cf 'while :'"))
+    for verb in ("snapshot", "suspend", "wake"):
+        started = time.monotonic()
+        api.verb(session, verb)
+        assert time.monotonic() - started < guests.patient(10), verb
+    assert int(api.out(session, "pgrep -cf 'while :'")) == busy
 
 
 def test_out_of_memory_does_not_take_the_agent(api, session):

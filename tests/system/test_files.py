@@ -291,6 +291,37 @@ def test_watcher_calls(api, session):
         api.filesystem(session, "GetWatcherEvents", watcherId=watcher)
 
 
+def test_watches_over_a_cycle(api, session):
+    """A watch whose connection a suspend has cut says so; one that is asked for its events has missed none silently."""
+    api.out(session, "mkdir w")
+    seen, stream = watch(api, session, f"{HOME}/w")
+    watcher = api.filesystem(session, "CreateWatcher", path=f"{HOME}/w", recursive=False)["watcherId"]
+    api.out(session, "echo x > w/before")
+    guests.wait_for(lambda: "before" in names_seen(seen), timeout=10)
+    api.verb(session, "pause")
+    api.verb(session, "resume")
+    api.out(session, "echo x > w/between")
+    guests.wait_for(lambda: "between" in names_seen(seen), timeout=10)
+    assert not any("end" in event for event in seen)
+    api.verb(session, "suspend")
+    guests.wait_for(lambda: any("end" in event for event in seen), timeout=10)
+    api.verb(session, "wake")
+    api.out(session, "echo x > w/after")
+    names = set()
+
+    def poll():
+        events = api.filesystem(session, "GetWatcherEvents", watcherId=watcher).get("events", [])
+        names.update(event["name"] for event in events)
+        return names >= {"before", "between", "after"}
+
+    guests.wait_for(poll, timeout=10)
+    stream.close()
+    seen, stream = watch(api, session, f"{HOME}/w")
+    api.out(session, "echo x > w/anew")
+    guests.wait_for(lambda: "anew" in names_seen(seen), timeout=10)
+    stream.close()
+
+
 def test_copies_by_the_client(daemon, session, tmp_path):
     """`space cp`: files, folders, links and modes both ways, standard streams."""
     source = tmp_path / "tree"

@@ -58,6 +58,35 @@ def test_every_route_of_another_tenants_session(tenants):
     blue.delete(own)
 
 
+def test_credentials_of_others_open_no_port(tenants, daemon):
+    """By host name and by headers, running and suspended: another session's token, another tenant's key."""
+    red, blue = tenants
+    session = red.create(template="default", snapshot_interval_s=0, timeout_s=900)["id"]
+    other = blue.create(template="default", snapshot_interval_s=0)["id"]
+    foreign, own = blue.get(other)["access_token"], red.get(session)["access_token"]
+    guests.start_web(red, session)
+    nobody = daemon.tcp_client()
+    for state in ("running", "suspended"):
+        if state == "suspended":
+            red.verb(session, "suspend")
+        for port, path in ((8000, "/"), (49983, "/envs")):
+            for where in ({"Host": f"{port}-{session}.localhost"},
+                          {"E2b-Sandbox-Id": session, "E2b-Sandbox-Port": str(port)}):
+                answer = nobody.call("GET", path, headers={**where, "X-Access-Token": foreign})
+                assert answer.status == 401, (state, port, where, answer.status)
+                answer = blue.call("GET", path, headers=where)
+                assert answer.status in (401, 404), (state, port, where, answer.status)
+            answer = nobody.call("GET", f"{path}?space_token={foreign}", headers={"Host": f"{port}-{session}.localhost"})
+            assert answer.status == 401
+            answer = nobody.call("GET", path, headers={"Host": f"{port}-{session}.localhost",
+                                                       "Cookie": f"space_token={foreign}"})
+            assert answer.status == 401
+        assert red.get(session)["state"] == state
+    assert nobody.call("GET", "/", headers={"Host": f"8000-{session}.localhost", "X-Access-Token": own}).status == 200
+    red.delete(session)
+    blue.delete(other)
+
+
 def test_without_a_valid_key(daemon, api, session):
     key = api.ask("POST", "/v1/keys", {"name": "gone", "tenant": "red"})
     api.ask("DELETE", f"/v1/keys/{key['id']}")
