@@ -285,7 +285,7 @@ def peer_qemu_boot(report, build, boots=4):
         port = hostside.PORT_FIRST + 28 + number
         started = time.monotonic()
         process = subprocess.Popen(
-            ["qemu-system-x86_64", "-M", "microvm,acpi=on,rtc=on,isa-serial=off", *(["-accel", "kvm"] if has_kvm else ["-accel", "tcg"]),
+            ["qemu-system-x86_64", "-M", "microvm,acpi=on,rtc=on,isa-serial=off", "-accel", "kvm" if has_kvm else "tcg",
              "-cpu", "host" if has_kvm else "max", "-m", "512", "-nodefaults", "-display", "none", "-no-reboot",
              "-kernel", work / "kernel", "-initrd", work / "initrd", "-append",
              f"console=ttyS0 quiet loglevel=3 mitigations=off {clock}space.control=" + "0" * 64,

@@ -118,8 +118,8 @@ int boot_initrd(struct error *e)
 	if (r < 0)
 		return r;
 	mkdir(BOOT_NEW_ROOT, 0755);
-	/* Reading must not write: access times would make each snapshot larger. */
-	/* Else a kernel thread reads all block bitmaps a few seconds after the mount, in every clone of a template anew. */
+	/* Reading must not write: access times would make each snapshot larger. And no kernel thread is to read all block
+	 * bitmaps a few seconds after the mount, which is in every clone of a template anew. */
 	if (mount(BOOT_DISK, BOOT_NEW_ROOT, "ext4", MS_NOATIME, "noinit_itable,no_prefetch_block_bitmaps") < 0)
 		return error_set_errno(e, errno, "cannot mount " BOOT_DISK);
 	mkdir(BOOT_NEW_ROOT "/dev", 0755);

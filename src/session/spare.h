@@ -20,10 +20,9 @@ int spare_init(struct session_manager *m, struct error *e);
 void spare_end(struct session_manager *m);
 /* One that is alive and of this size, or NULL. It counts as a sandbox already. */
 struct sandbox *spare_take(struct session_manager *m, uint64_t memory_bytes, uint64_t disk_bytes, uint64_t vcpus);
-/* Ends one to make room; false if there was none. */
-/* The VMM of a fresh sandbox with its sizes set becomes a spare's: it has a placeholder for memory and an empty disk.
- */
+/* Starts a spare's VMM for a fresh sandbox with its sizes set: with a placeholder for memory and an empty disk. */
 int spare_start(struct session_manager *m, struct sandbox *sandbox, struct error *e);
+/* Ends one to make room; false if there was none. */
 int spare_evict(struct session_manager *m);
 unsigned spare_ready(struct session_manager *m);
 /* Starts one of this size and drops those of another. Nothing to do is success. */

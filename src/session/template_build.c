@@ -425,9 +425,11 @@ static unsigned seconds(struct build *b)
 	return spent;
 }
 
-/* Restores are quicker with it and work without. */
+/* Restores are quicker with it and work without. Where files cannot be cloned, their copies are in the page cache. */
 static void measure(struct build *b)
 {
+	if (!b->m->pool.reflink)
+		return;
 	struct store_template template;
 	struct error e;
 	char name[STORE_NAME_BYTES * 2];

@@ -18,9 +18,9 @@ int warm_pool_start(struct session_manager *m, struct error *e);
 void warm_pool_stop(struct session_manager *m);
 /* Takes one that was restored from this template, or NULL. Its row is in the store, without a session. */
 struct sandbox *warm_pool_take(struct session_manager *m, const char *template_id);
-/* Ends one pooled sandbox to make room; false if there was none. */
 /* A started sandbox gets an identity of nobody's and runs a command as a client would; then it is stopped. */
 int warm_pool_warm_up(struct sandbox *sandbox, struct error *e);
+/* Ends one pooled sandbox to make room; false if there was none. */
 int warm_pool_evict(struct session_manager *m);
 /* Something was taken: its thread looks whether there is something to fill. */
 void warm_pool_poke(struct session_manager *m);
